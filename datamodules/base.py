@@ -2,14 +2,15 @@
 
 import signal
 import warnings
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
-from torch import Generator
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.sources import Source
+from datamodules.sources import LabelledSource, Source, SourceOptions
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 
@@ -37,10 +38,44 @@ class BatchedDataset(Protocol):
 
 
 def require_same(option: str, given: Any, stored: Any) -> None:
-    """Raises `UsageError` if an option is set (not None) and is not that of a checkpoint."""
+    """Raises `UsageError` if `--data.<option>` is set (not None) and is not a checkpoint's."""
     if given not in (None, stored):
         raise UsageError(
-            f"{option} is {given}, the checkpoint was trained with {stored}: leave it out."
+            f"--data.{option} is {given}, the checkpoint was trained with {stored}: leave it out."
+        )
+
+
+def target_metadata(source: LabelledSource[Any]) -> dict[str, Any]:
+    """What a model must know of its targets: primitives that a checkpoint keeps.
+
+    Returns:
+        problem_type, class_names (list of K, for regression the name of the column), num_classes
+        (K), target_mean and target_std (of the numbers in the training split, for regression; else
+        0 and 1).
+    """
+    names = source.checked_class_names()
+    mean = 0.0
+    std = 1.0
+    if source.options.problem_type == "regression":
+        numbers = source.split("train").labels.double()  # (S, 1)
+        mean = float(numbers.mean())
+        std = float(numbers.std(correction=0)) or 1.0
+    return {
+        "problem_type": source.options.problem_type,
+        "class_names": names,
+        "num_classes": len(names),
+        "target_mean": mean,
+        "target_std": std,
+    }
+
+
+def require_same_targets(options: SourceOptions, metadata: Mapping[str, Any]) -> None:
+    """Raises `UsageError` if options name other targets than the metadata of a checkpoint."""
+    require_same("dataset.class_names", options.class_names, metadata["class_names"])
+    if options.problem_type != metadata["problem_type"]:
+        raise UsageError(
+            f"the problem type is {options.problem_type}, the checkpoint was trained with "
+            f"{metadata['problem_type']}: add --model.problem_type {metadata['problem_type']}."
         )
 
 
@@ -65,7 +100,7 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
 class ResumableDataModule(pl.LightningDataModule):
     """Builds loaders whose batches depend on (seed, epoch, batch number) only.
 
-    Subclasses set `source` and define `load`. The Trainer must be built with
+    Subclasses set `sources` and `source`, and define `load`. The Trainer must be built with
     `use_distributed_sampler=False`: the samplers here shard by rank. Datamodules raise `UsageError`
     if an option is out of range or there are no such data, `DataError` if data cannot be used.
 
@@ -76,17 +111,21 @@ class ResumableDataModule(pl.LightningDataModule):
         seed: Of the order of the samples.
     """
 
+    sources: Mapping[str, type[Source]]  # to choose from, by name
     source: Source
+    noun = "samples"  # what samples are called in messages
+    splits_samples = False  # whether what the source reads is cut into samples of another number
+    balanced = False  # whether training draws each class equally often
 
     def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
         super().__init__()
         for name, value, minimum in (
             ("batch_size", batch_size, 1),
-            ("eval_batch_size", eval_batch_size, 1),
-            ("num_workers", num_workers, 0),
+            ("loading.eval_batch_size", eval_batch_size, 1),
+            ("loading.num_workers", num_workers, 0),
         ):
             if value < minimum:
-                raise UsageError(f"{name} is {value}, but must be at least {minimum}.")
+                raise UsageError(f"--data.{name} is {value}, but must be at least {minimum}.")
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
@@ -94,6 +133,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self.drop_last = True  # the last training batches of an epoch, unless full on every rank
         self._metadata: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
+        self.predicted: Collection[int] = ()  # numbers of the batches that `predict` leaves out
         self._resume_state: dict[str, int] | None = None
         self._samples = 0
 
@@ -108,6 +148,13 @@ class ResumableDataModule(pl.LightningDataModule):
         if split not in self._datasets:
             self._datasets[split] = self.load(split)
         return self._datasets[split]
+
+    def test_size(self) -> int | None:
+        """Samples of the data's own test split, which is not loaded; None if that must be."""
+        source: Any = self.source
+        if self.splits_samples or not source.has("test"):
+            return None
+        return len(source.split("test"))
 
     def metadata(self) -> dict[str, Any]:
         """What a model must know of its data, such as class names: a checkpoint's, or measured."""
@@ -156,13 +203,22 @@ class ResumableDataModule(pl.LightningDataModule):
         return self.train_loader(self.dataset("train"))
 
     def val_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("val"))
+        return self.eval_loader(self.dataset("val"), limit=self._limit("val"))
 
     def test_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("test"))
+        return self.eval_loader(self.dataset("test"), limit=self._limit("test"))
 
     def predict_dataloader(self) -> DataLoader:
-        return self.eval_loader(self.dataset("predict"))
+        return self.eval_loader(self.dataset("predict"), self.predicted)
+
+    @property
+    def predict_samples(self) -> list[str]:
+        """Names or texts of the samples to predict; "index" in a batch counts them."""
+        raise NotImplementedError
+
+    def predict_state(self) -> Iterable[str]:
+        """What tells whether the samples to predict are still the same."""
+        raise NotImplementedError
 
     def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
         """The order of training; its length is the number of batches of an epoch on this rank."""
@@ -170,8 +226,29 @@ class ResumableDataModule(pl.LightningDataModule):
         has_full_step = len(dataset) >= self.batch_size * world_size
         drop_last = self.drop_last and has_full_step
         return ResumableBatchSampler(
-            len(dataset), self.batch_size, self.seed, True, drop_last, rank, world_size
+            len(dataset),
+            self.batch_size,
+            self.seed,
+            True,
+            drop_last,
+            rank,
+            world_size,
+            self.balanced_classes(dataset),
         )
+
+    def balanced_classes(self, dataset: Any) -> Tensor | None:
+        """(S,) the class of each training sample if all are to be drawn equally often.
+
+        Raises `UsageError` if the samples do not have one class each.
+        """
+        if not self.balanced:
+            return None
+        labels: Tensor = dataset.labels
+        if labels.ndim != 1:
+            raise UsageError(
+                "--data.balanced true needs samples with one class each: leave it out."
+            )
+        return labels
 
     def eval_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
         """The order of evaluation, over all ranks: that of the data set."""
@@ -187,11 +264,20 @@ class ResumableDataModule(pl.LightningDataModule):
             dataset.sampler = sampler
         return self._loader(dataset, sampler)
 
-    def eval_loader(self, dataset: BatchedDataset) -> DataLoader:
-        """Each sample once over all ranks, in the batches that one process has."""
+    def eval_loader(
+        self, dataset: BatchedDataset, done: Collection[int] = (), limit: int | float = 1.0
+    ) -> DataLoader:
+        """Each sample once over all ranks, in the batches that one process has.
+
+        `done` and `limit` as of `EvalBatchSampler`.
+        """
         world_size, rank = self._ranks()
-        sampler = EvalBatchSampler(self.eval_sampler(dataset), rank, world_size)
+        sampler = EvalBatchSampler(self.eval_sampler(dataset), rank, world_size, done, limit)
         return self._loader(dataset, sampler)
+
+    def _limit(self, split: str) -> int | float:
+        """The Trainer's limit of batches of "val" or "test"."""
+        return getattr(self.trainer, f"limit_{split}_batches") if self.trainer else 1.0
 
     def train_ranks(self, dataset: BatchedDataset) -> tuple[int, int]:
         """World size and rank; `UsageError` if some ranks had no sample, and would wait forever."""
@@ -246,6 +332,7 @@ class ResumableDataModule(pl.LightningDataModule):
             "world_size": world_size,
             "samples": self._samples,
             "seed": self.seed,
+            "balanced": self.balanced,
         }
 
     def _start(self, world_size: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources import CorpusOptions, Documents, DocumentSource, document_source
+from datamodules.sources import DOCUMENTS, CorpusOptions, Documents, DocumentSource, open_source
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
@@ -42,8 +42,10 @@ class CorpusData(TokenizedData):
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
-        source: reference: that of the Python language, no download; files: plain text, JSON Lines
-            or tables; hub: a data set of the hub with a column of texts.
+        source: null: told from the path, the reference if there is none; reference: that of the
+            Python language, no download; txt: plain text (.txt, .md); csv, jsonl: CSV, TSV or JSON
+            Lines with a text in each row; hub: a data set of the hub with a column of texts, or
+            Parquet files. Labels beside the texts are not read.
         path: File or folder to read, or the id of a data set of the hub.
         packing: windows: adjacent stretches of the whole text, from another offset in each epoch;
             documents: as many as fit into a row, without attention between them; longer ones are
@@ -56,11 +58,14 @@ class CorpusData(TokenizedData):
         loading: Size of evaluation batches, seed of the order.
     """
 
+    sources = DOCUMENTS
     source: DocumentSource
+    noun = "rows"
+    splits_samples = True
 
     def __init__(
         self,
-        source: Literal["reference", "files", "hub"] = "reference",
+        source: Literal["reference", "txt", "csv", "jsonl", "hub"] | None = None,
         path: str | None = None,
         packing: Literal["windows", "documents"] = "windows",
         batch_size: int = 32,
@@ -74,10 +79,10 @@ class CorpusData(TokenizedData):
             batch_size, max_length, tokenizer, loading.eval_batch_size, loading.seed, **shared
         )
         if packing not in ("windows", "documents"):
-            raise UsageError(f"packing is {packing}, but must be windows or documents.")
+            raise UsageError(f"--data.packing is {packing}, but must be windows or documents.")
         if max_length < 2:
-            raise UsageError(f"max_length is {max_length}, but must be at least 2.")
-        self.source = document_source(source, path, dataset, self.skip_bad)
+            raise UsageError(f"--data.max_length is {max_length}, but must be at least 2.")
+        self.source = open_source(DOCUMENTS, source, path, dataset, skip_bad=self.skip_bad)
         self.packing = packing
         self.drop_last = packing == "windows"  # documents: the last step may be smaller
         self.options = dataset

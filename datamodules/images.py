@@ -1,5 +1,7 @@
 """Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,12 +9,18 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import BatchedDataset, ResumableDataModule, require_same
-from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, find_source
+from datamodules.base import (
+    BatchedDataset,
+    ResumableDataModule,
+    require_same,
+    require_same_targets,
+    target_metadata,
+)
+from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, open_source
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import path_fault
+from datamodules.utils.files import path_fault, printable
 from datamodules.vision.image_datasets import (
     MemoryImages,
     StreamedImages,
@@ -42,46 +50,55 @@ class LoadingOptions:
 class ImageData(ResumableDataModule):
     """Batches of images: {"image": uint8 (B, C, H, W), "label": int64 (B,), "index": int64 (B,)}.
 
-    For prediction "path" (B names) takes the place of "label". Images are not augmented and not
-    normalised here: that is done on the batch, on the device (`datamodules.vision.augment`).
+    Labels are float32 (B, K) unless each image has one class. For prediction, of the files at the
+    attribute `predict_path`, "path" (B names) takes the place of "label". Images are not augmented
+    and not normalised here: that is done on the batch, on the device, as in
+    `datamodules.vision.augment`.
 
     Args:
-        source: digits: the 1,797 handwritten digits of scikit-learn; hub: a data set of the
-            Hugging Face Hub; folder: your own images in train/CLASS/.
-        path: Folder to read: your images, or for the source hub a local copy (parquet files named
-            by split).
+        source: null: told from the path, the digits if there is none; digits: 1,797 embedded
+            handwritten digits; folder: your own images in train/CLASS/, or only in CLASS/, of which
+            a part is then held back for validation; csv, jsonl: files that name your images and
+            their targets; hub: a data set of the Hugging Face Hub, or Parquet files named by split.
+        path: File or folder to read, or the id of a data set of the hub.
         image_size: Side in pixels: the shorter side is resized to it, then the centre is cropped;
             null: the images' own size, which must be the same for all.
         batch_size: Training images per step and device.
-        predict_path: Image file or folder to classify with `predict`.
         skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
             first.
+        balanced: Draw training images with replacement, each class equally often; else an epoch
+            takes every image once.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
     """
 
+    sources = SOURCES
+    source: LabelledSource[Records]
+    noun = "images"
+
     def __init__(
         self,
-        source: Literal["digits", "hub", "folder"] = "digits",
+        source: Literal["digits", "folder", "csv", "jsonl", "hub"] | None = None,
         path: str | None = None,
         image_size: int | None = None,
         batch_size: int = 64,
-        predict_path: str | None = None,
         skip_bad: bool = False,
+        balanced: bool = False,
         dataset: DatasetOptions = DatasetOptions(),
         loading: LoadingOptions = LoadingOptions(),
     ) -> None:
         workers = usable_cores() if loading.num_workers is None else loading.num_workers
         super().__init__(batch_size, loading.eval_batch_size, workers, loading.seed)
         if image_size is not None and image_size < 1:
-            raise UsageError(f"image_size is {image_size}, but must be at least 1.")
+            raise UsageError(f"--data.image_size is {image_size}, but must be at least 1.")
         self.image_size = image_size
-        self.predict_path = predict_path
+        self.predict_path: str | None = None  # an image file or a folder of images
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
-        self.source: LabelledSource[Records] = find_source(SOURCES, source)(path, dataset, skip_bad)
+        self.balanced = balanced
+        self.source = open_source(SOURCES, source, path, dataset, skip_bad=skip_bad)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
 
@@ -90,12 +107,11 @@ class ImageData(ResumableDataModule):
     @cached_property
     def _layout(self) -> dict[str, Any]:
         """The metadata that are known before any training image is decoded."""
-        names = self.source.checked_class_names()
+        targets = target_metadata(self.source)
         train = self._split("train")
         channels = self.options.channels or train.channels()
         return {
-            "class_names": names,
-            "num_classes": len(names),
+            **targets,
             "channels": channels,
             "image_size": self.image_size or train.common_size(channels, self.skip_bad),
         }
@@ -104,8 +120,8 @@ class ImageData(ResumableDataModule):
         """Primitives that a checkpoint keeps.
 
         Returns:
-            class_names (list), num_classes, channels, image_size (pixels), mean and std (per
-            channel, in [0, 1]).
+            those of `target_metadata`, channels, image_size (pixels), mean and std (per channel,
+            in [0, 1]).
         """
         channels = self._layout["channels"]
         mean = self.options.mean
@@ -116,7 +132,10 @@ class ImageData(ResumableDataModule):
             std = std or measured[1]
         for name, values in (("mean", mean), ("std", std)):
             if len(values) != channels:
-                raise UsageError(f"{name} {values} need a number for each of {channels} channels.")
+                raise UsageError(
+                    f"--data.dataset.{name} is {values}, but must have a number for each of the "
+                    f"{channels} channels."
+                )
         return {**self._layout, "mean": mean, "std": std}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
@@ -125,8 +144,9 @@ class ImageData(ResumableDataModule):
         Raises `UsageError` if the options name other values.
         """
         require_same("image_size", self.image_size, metadata["image_size"])
-        for name in ("class_names", "mean", "std"):
-            require_same(name, getattr(self.options, name), metadata[name])
+        require_same_targets(self.options, metadata)
+        for name in ("mean", "std"):
+            require_same(f"dataset.{name}", getattr(self.options, name), metadata[name])
         self._metadata = dict(metadata)
         self._layout = self._metadata  # in place of the cached property's
         self.image_size = metadata["image_size"]
@@ -148,6 +168,7 @@ class ImageData(ResumableDataModule):
 
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are not the checkpoint's are refused first."""
+        self.source.needs_every_class = stage == "fit"
         if stage != "predict" and self._metadata:
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
@@ -161,19 +182,26 @@ class ImageData(ResumableDataModule):
 
     def _files_to_predict(self) -> Records:
         if self.predict_path is None:
-            raise UsageError(
-                "predict needs --data.predict_path: an image file or a folder of images."
-            )
+            raise UsageError("predict needs --input: an image file or a folder of images.")
         path = Path(self.predict_path)
         fault = None if path.is_dir() else path_fault(path)
         if fault:
-            raise UsageError(
-                f"{path} {fault}: --data.predict_path takes an image file or a folder of images."
-            )
+            raise UsageError(f"{path} {fault}: --input takes an image file or a folder of images.")
         files = files_below(path, IMAGE_ENDINGS, self.source.reject) if path.is_dir() else [path]
         if not files:
             raise UsageError(f"{path} holds no images.")
         return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
+
+    @property
+    def predict_samples(self) -> list[str]:
+        """Paths of the images to predict; "index" in a batch counts them."""
+        return self.dataset("predict").names
+
+    def predict_state(self) -> Iterable[str]:
+        """Paths, sizes and times of all files."""
+        for path in self._split("predict").items:
+            status = os.stat(path)
+            yield f"{printable(path)} {status.st_size} {status.st_mtime_ns}"
 
     def load(self, split: str) -> BatchedDataset:
         """In memory if the decoded images fit, else a stream."""
@@ -193,9 +221,14 @@ class ImageData(ResumableDataModule):
         if bad:
             self._skipped += [records.name(i) for i in bad]
             records = records.select(good)
+            self._records[split] = records
         if labelled:
             return MemoryImages(pixels, records.labels)
         return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])
+
+    def sample_names(self, split: str) -> tuple[str, list[Any]]:
+        """A column that tells the samples of a split apart, in the order of "index"; its name."""
+        return self._split(split).identifiers()
 
     def on_before_batch_transfer(
         self, batch: dict[str, Any], dataloader_idx: int

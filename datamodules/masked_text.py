@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import require_same
-from datamodules.sources import CORPORA, find_source
+from datamodules.sources import CORPORA, open_source
 from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
@@ -30,7 +30,8 @@ class Chunks(Sequences):
         room = max_length - num_special
         if room < 2:
             raise UsageError(
-                f"max_length is {max_length}, which leaves no room for text between special tokens."
+                f"--data.max_length is {max_length}, which leaves no room for text between special "
+                "tokens."
             )
         self.table = table
         # chunks of each document, (D,)
@@ -72,7 +73,8 @@ class NextSentencePairs(Chunks):
         self.documents: list[int] = self.document.unique().tolist()  # those that are not empty
         if len(self.documents) < 2:
             raise UsageError(
-                "next_sentence needs two documents in each split: add some, or switch it off."
+                "--data.next_sentence needs two documents in each split: add some, or switch it "
+                "off."
             )
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
@@ -111,26 +113,29 @@ class MaskedTextData(TextData):
     `datamodules.tokens.masking`).
 
     Args:
-        source: reference: that of the Python language, no download; hub: a data set of the hub;
-            csv, jsonl: files with a column of texts; txt: a file whose documents are separated by
-            empty lines, or a folder of files. Texts without labels (a split called unsupervised)
-            are trained on, too; the validation texts are those of `ReviewData` with the same
-            options.
-        path: File or folder to read; for the source hub a local copy (parquet files named by
-            split).
+        source: null: told from the path, the reference if there is none; reference: that of the
+            Python language, no download; csv, jsonl: files with a column of texts; txt: a file
+            whose documents are separated by empty lines, or a folder of files; folder: texts in
+            train/CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split. Texts
+            without labels (a split called unsupervised) are trained on, too; the validation texts
+            are those of `ReviewData` with the same options.
+        path: File or folder to read, or the id of a data set of the hub.
         next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
             follows the first.
     """
 
+    sources = CORPORA
+    splits_samples = True
+
     def __init__(
         self,
-        source: Literal["reference", "hub", "csv", "jsonl", "txt"] = "reference",
+        source: Literal["reference", "csv", "jsonl", "txt", "folder", "hub"] | None = None,
         path: str | None = None,
         next_sentence: bool = False,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        self.source = find_source(CORPORA, source)(path, self.options, self.skip_bad)
+        self.source = open_source(CORPORA, source, path, self.options, skip_bad=self.skip_bad)
         self.source.labelled = False
         self.next_sentence = next_sentence
 

@@ -2,14 +2,15 @@
 
 import sys
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
 from torch import Tensor
 
-from datamodules.base import require_same
-from datamodules.sources import TEXT_SOURCES, TextSamples, find_source
+from datamodules.base import require_same_targets, target_metadata
+from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
 from datamodules.sources.readers.formats import read_lines
 from datamodules.sources.texts import text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
@@ -20,7 +21,7 @@ from datamodules.utils.files import open_regular, path_fault
 
 
 class LabelledTokens(Sequences):
-    """Tokenised texts with their labels, (S,) int64, or None for prediction.
+    """Tokenised texts with their targets, as `Split.labels`, or None for prediction.
 
     `table` has their tokens without special tokens; `multiple` as in `TextLoading`.
     """
@@ -50,46 +51,54 @@ class ReviewData(TextData):
     """Batches of texts and labels.
 
     {"tokens": int64 (B, N), "padding_mask": bool (B, N), False at padding, "label": int64 (B,),
-    "index": int64 (B,)}. Evaluation and prediction go from the longest to the shortest text:
-    "index" is the position of a text in the order it was read, for prediction in `predict_texts`;
-    then batches have no "label".
+    "index": int64 (B,)}. Labels are float32 (B, K) unless each text has one class. Evaluation and
+    prediction go from the longest to the shortest text: "index" is the position of a text in the
+    order it was read, for prediction in `predict_samples`; then batches have no "label".
 
     Args:
-        source: reviews: generated ones, no download; hub: a data set of the hub; csv, jsonl: files
-            with columns; txt: files in train/CLASS/.
-        path: File or folder to read; for the source hub a local copy (parquet files named by
-            split). A single file is the training split, of which a part is held back for
+        source: null: told from the path, the reviews if there is none; reviews: generated ones, no
+            download; csv, jsonl: files with columns; folder: texts in train/CLASS/*.txt, or only in
+            CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split.
+        path: File or folder to read, or the id of a data set of the hub. A single file, and a
+            folder of only classes, is the training split, of which a part is held back for
             validation.
-        predict_path: File with a text on each line to classify with `predict`; - reads standard
-            input.
+        balanced: Draw training texts with replacement, each class equally often; else an epoch
+            takes every text once.
     """
+
+    sources = TEXT_SOURCES
 
     def __init__(
         self,
-        source: Literal["reviews", "hub", "csv", "jsonl", "txt"] = "reviews",
+        source: Literal["reviews", "csv", "jsonl", "folder", "hub"] | None = None,
         path: str | None = None,
-        predict_path: str | None = None,
+        balanced: bool = False,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
-        self.source = find_source(TEXT_SOURCES, source)(path, self.options, self.skip_bad)
-        self.predict_path = predict_path
-        self.predict_text: str | None = None  # a single text to classify, instead of a file
+        if balanced and self.loading.batch_tokens is not None:
+            raise UsageError(
+                "--data.balanced and --data.loading.batch_tokens exclude each other: leave one out."
+            )
+        self.balanced = balanced
+        self.source = open_source(TEXT_SOURCES, source, path, self.options, skip_bad=self.skip_bad)
+        self.predict_path: str | None = None  # a file with a text on each line; -: standard input
+        self.predict_text: list[str] = []  # texts to classify, instead of a file
 
     def measure_metadata(self) -> dict[str, Any]:
-        """As in the base class, and class_names (list) and num_classes."""
-        names = self.source.checked_class_names()
-        return {"class_names": names, "num_classes": len(names), **super().measure_metadata()}
+        """As in the base class, and those of `target_metadata`."""
+        return {**target_metadata(self.source), **super().measure_metadata()}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
-        """As in the base class; the class names must agree, too."""
-        require_same("class_names", self.options.class_names, metadata["class_names"])
+        """As in the base class; the class names and the problem type must agree, too."""
+        require_same_targets(self.options, metadata)
         super().set_metadata(metadata)
         self.source.checkpoint_classes = metadata["class_names"]
 
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are missing, or not the checkpoint's, are refused
         first."""
+        self.source.needs_every_class = stage == "fit"
         if stage != "predict":
             self.source.require_classes(
                 self._metadata.get("class_names") or self.source.checked_class_names()
@@ -108,30 +117,56 @@ class ReviewData(TextData):
         table = tokenised(texts.column, self.tokenizer)
         return LabelledTokens(table, texts.labels, self.tokenizer, self.max_length, multiple)
 
+    def sample_names(self, split: str) -> tuple[str, list[Any]]:
+        """A column that tells the samples of a split apart, in the order of "index"; its name."""
+        return "text", self.source.split(split).column.to_pylist()
+
     @property
-    def predict_texts(self) -> list[str]:
+    def predict_samples(self) -> list[str]:
         """The texts to classify, in the order they were given; what "index" counts."""
         return self._texts_to_predict.column.to_pylist()
+
+    def predict_state(self) -> list[str]:
+        """The texts themselves."""
+        return self.predict_samples
 
     @cached_property
     def _texts_to_predict(self) -> TextSamples:
         """The texts to classify that can be."""
-        if self.predict_text is not None:
-            return self._usable([self.predict_text], [1], "--text")
+        if self.predict_text:
+            count = len(self.predict_text)
+            where = "--text" if count == 1 else "--text {}"
+            return self._usable(self.predict_text, list(range(1, count + 1)), where)
         if self.predict_path is None:
-            raise UsageError(
-                "predict needs --data.predict_path: a file with a text on each line, or -."
-            )
+            raise UsageError("predict needs --input: a file with a text on each line, or -.")
         if self.predict_path == "-":
-            return self._usable(*self._lines(sys.stdin.buffer, "standard input"))
+            return self._usable(*self._lines(self._standard_input(), "standard input"))
         path = Path(self.predict_path)
         fault = path_fault(path)
         if fault:
             raise UsageError(
-                f"{path} {fault}: --data.predict_path takes a file with a text on each line, or -."
+                f"{path} {fault}: --input takes a file with a text on each line, or -."
             )
+        tables = [kind for kind in TEXT_SOURCES.values() if kind.reads(Path(path.name))]
+        if tables:
+            return self._table_to_predict(tables[0], path)
         with open_regular(path) as file:
             return self._usable(*self._lines(file, str(path)))
+
+    def _table_to_predict(self, kind: type[TextSource], path: Path) -> TextSamples:
+        """The texts of a table, which needs no labels."""
+        source = kind(str(path), self.options, self.skip_bad)
+        source.labelled = False
+        source.path_option = "--input"
+        source.skipped = self.source.skipped
+        return self.source.usable(source.read("train"), "predict")
+
+    def _standard_input(self) -> BinaryIO:
+        """What the first process reads there, in every process."""
+        if self.trainer is None:
+            return sys.stdin.buffer
+        content = sys.stdin.buffer.read() if self.trainer.is_global_zero else b""
+        return BytesIO(self.trainer.strategy.broadcast(content))
 
     def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datamodules.sources import TextDatasetOptions, TextSource
 from datamodules.tokenized import TokenizedData
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import Tokenizer, TokenizerConfig, truncation
 from datamodules.utils.batching import (
     BucketBatchSampler,
     ResumableBatchSampler,
@@ -18,8 +18,6 @@ from datamodules.utils.batching import (
     round_up,
 )
 from datamodules.utils.errors import UsageError
-
-KEPT_PARTS = {"head": "the head", "tail": "the tail", "both": "head and tail"}  # by `truncate`
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class TextData(TokenizedData):
     """
 
     source: TextSource
-    noun = "texts"  # what samples are called in a warning
+    noun = "texts"
 
     def __init__(
         self,
@@ -95,16 +93,23 @@ class TextData(TokenizedData):
         )
         if max_length < 4:
             raise UsageError(
-                f"max_length is {max_length}, but must be at least 4: special tokens and text."
+                f"--data.max_length is {max_length}, but must be at least 4: special tokens and "
+                "text."
             )
         if loading.multiple < 1:
-            raise UsageError(f"multiple is {loading.multiple}, but must be at least 1.")
+            raise UsageError(
+                f"--data.loading.multiple is {loading.multiple}, but must be at least 1."
+            )
         if loading.batch_tokens is not None and loading.batch_tokens < max_length:
             raise UsageError(
-                f"batch_tokens is {loading.batch_tokens}, but max_length is {max_length}: raise it."
+                f"--data.loading.batch_tokens is {loading.batch_tokens}, but --data.max_length is "
+                f"{max_length}: raise it."
             )
         if loading.batch_tokens is not None and not loading.buckets:
-            raise UsageError("batch_tokens needs texts of similar length: leave buckets on.")
+            raise UsageError(
+                "--data.loading.batch_tokens needs texts of similar length: leave "
+                "--data.loading.buckets on."
+            )
         self.options = dataset
         self.loading = loading
 
@@ -112,11 +117,9 @@ class TextData(TokenizedData):
         count = sum(dataset.truncated for dataset in datasets)
         if count:
             total = sum(len(dataset) for dataset in datasets)
-            kept = KEPT_PARTS[self.tokenizer_config.truncate]
-            rank_zero_warn(
-                f"{count:,} of {total:,} {self.noun} are longer than {self.max_length} tokens and "
-                f"were cut (keeping {kept}): raise --data.max_length to keep all of it."
-            )
+            what = f"{count:,} of {total:,} {self.noun}"
+            said = truncation(what, self.max_length, self.tokenizer_config.truncate)
+            rank_zero_warn(f"{said}; raise --data.max_length to keep all.")
 
     def count_tokens(self) -> tuple[float, float]:
         dataset = self.dataset("train")
@@ -133,7 +136,14 @@ class TextData(TokenizedData):
             lengths = torch.ones_like(lengths)
         world_size, rank = self.train_ranks(dataset)
         return BucketBatchSampler(
-            lengths, self.batch_size, self.loading.batch_tokens, self.seed, True, rank, world_size
+            lengths,
+            self.batch_size,
+            self.loading.batch_tokens,
+            self.seed,
+            True,
+            rank,
+            world_size,
+            self.balanced_classes(dataset),
         )
 
     def eval_sampler(self, dataset: Any) -> ResumableBatchSampler:

@@ -132,8 +132,9 @@ class TokenizedData(ResumableDataModule):
         stage = None
         if self.trainer is not None and self.trainer.state.fn is not None:
             stage = self.trainer.state.fn.value
-        if stage != "predict":
-            self.source.prepare()
+        if stage == "predict":  # nothing is kept on disk
+            return
+        self.source.prepare()
         if stage is not None:
             self.setup(stage)
 

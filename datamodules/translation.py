@@ -5,7 +5,14 @@ from typing import Any, Literal
 import torch
 
 from datamodules.base import require_same
-from datamodules.sources import PARALLEL, ParallelOptions, ParallelSource, TextSamples, find_source
+from datamodules.sources import (
+    PARALLEL,
+    ParallelOptions,
+    ParallelSource,
+    TextSamples,
+    choose_source,
+    open_source,
+)
 from datamodules.sources.parallel import language_pair
 from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
@@ -81,13 +88,13 @@ class TranslationData(TextData):
     lists of B texts, source and target as they were read.
 
     Args:
-        source: dates: dates and numbers in English and French, no download; files: aligned files
-            such as train.en and train.de, a text on each line, also as .gz; table: CSV, TSV or JSON
-            Lines with a column for each language; hub: a data set of the hub with such columns, or
+        source: null: told from the path, the dates if there is none; dates: dates and numbers in
+            English and French, no download; txt: aligned files such as train.en and train.de, a
+            text on each line, also as .gz; csv: CSV or TSV with a column for each language; jsonl:
+            JSON Lines, likewise; hub: a data set of the hub, or Parquet files, with such columns or
             a column translation.
-        path: File or folder to read; for the source hub a local copy (parquet files named by
-            split). A single file is the training split, of which a part is held back for
-            validation.
+        path: File or folder to read, or the id of a data set of the hub. A single file is the
+            training split, of which a part is held back for validation.
         languages: Source and target, as the files or columns call them, such as en-de; with a colon
             if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
         batch_size: Training pairs per step and device; not used if `loading.batch_tokens` is
@@ -100,6 +107,7 @@ class TranslationData(TextData):
         loading: Sizes of evaluation batches, batches by tokens, seed of the order.
     """
 
+    sources = PARALLEL
     source: ParallelSource
     noun = "pairs"
     tokenizer_config: PairTokenizerConfig
@@ -107,7 +115,7 @@ class TranslationData(TextData):
 
     def __init__(
         self,
-        source: Literal["dates", "files", "table", "hub"] = "dates",
+        source: Literal["dates", "txt", "csv", "jsonl", "hub"] | None = None,
         path: str | None = None,
         languages: str | None = None,
         batch_size: int = 64,
@@ -118,8 +126,8 @@ class TranslationData(TextData):
         **shared: Any,
     ) -> None:
         super().__init__(batch_size, max_length, tokenizer=tokenizer, loading=loading, **shared)
-        kind = find_source(PARALLEL, source)
-        default = "en-fr" if source == "dates" else ""
+        name = choose_source(PARALLEL, source, path, dataset)
+        default = "en-fr" if name == "dates" else ""
         names = languages or default
         self.languages = names.split(":" if ":" in names else "-")
         if len(self.languages) != 2 or "" in self.languages:
@@ -127,7 +135,9 @@ class TranslationData(TextData):
                 f"--data.languages is {names or 'missing'}, but must be source and target, such as "
                 "en-de, or with a colon if a name has a hyphen, such as en:pt-BR."
             )
-        self.source = kind(path, dataset, self.languages, self.skip_bad)
+        self.source = open_source(
+            PARALLEL, name, path, dataset, languages=self.languages, skip_bad=self.skip_bad
+        )
 
     # The tokenizers.
 
@@ -165,7 +175,7 @@ class TranslationData(TextData):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the languages must agree, too."""
         given, stored = (language_pair(names) for names in (self.languages, metadata["languages"]))
-        require_same("--data.languages", given, stored)
+        require_same("languages", given, stored)
         super().set_metadata(metadata)
 
     # Splits.

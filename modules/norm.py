@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from modules.config import StackConfig
 
@@ -13,6 +13,13 @@ class RMSNorm(nn.RMSNorm):
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> the same shape, in the weight's dtype, so in float32 under autocast.
+
+        `nn.RMSNorm` warns of an input of another dtype, and takes a slow kernel.
+        """
+        return super().forward(x.to(self.weight.dtype))
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}

@@ -58,7 +58,7 @@ class AttentionPooling(Pooling):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
-        query = self.query.expand(len(x), -1, -1)  # (B, 1, E)
+        query = self.query.expand(x.shape[0], -1, -1)  # (B, 1, E); len(x) would fix B in a graph
         return self.attention(query, x, padding(padding_mask))[:, 0]  # (B, 1, E) -> (B, E)
 
 

@@ -1,6 +1,7 @@
 """What all tasks share: building, training steps, evaluation and checkpoints."""
 
 import math
+import os
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
@@ -11,11 +12,12 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
+from typing_extensions import Self
 
-from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights
+from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import load_checkpoint_weights
-from tasks.errors import RunError, usage_errors
-from tasks.options import merged
+from tasks.errors import RunError, UsageError, usage_errors
+from tasks.options import build_from_options, merged
 from tasks.tracking.media import Picture, Table
 from tasks.training import optim
 from tasks.training.averaging import EMA
@@ -134,12 +136,19 @@ class Task(pl.LightningModule):
         """Returns metrics computed from samples/s over all devices, such as tokens/s."""
         return {}
 
+    def describe_targets(self) -> str:
+        """Returns what the line on the data at the start of a run ends with, as ", 2 classes"."""
+        return ""
+
     def notes(self) -> dict[str, str]:
         """Returns notes on the metrics of an evaluation, such as how a score was computed."""
         return {}
 
+    def reset_media(self) -> None:
+        """Forgets what `collect_media` has kept of the last evaluation."""
+
     def collect_media(self, batch: Batch, outputs: Any) -> None:
-        """Keeps what `media` needs of an evaluated batch; called if a logger can show it."""
+        """Keeps what `media` and `save_results` need of an evaluated batch, if they are called."""
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         """Returns tables and pictures of an evaluation by name; `split` is "val" or "test"."""
@@ -148,8 +157,8 @@ class Task(pl.LightningModule):
     def save_files(self, folder: Path) -> None:
         """Writes files into a new run folder, such as the tokenizer."""
 
-    def save_results(self, folder: Path) -> None:
-        """Writes results of the test into the run folder, such as a confusion matrix."""
+    def save_results(self, folder: Path, split: str) -> None:
+        """Writes the results of evaluating a split, "val" or "test", into a folder."""
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
         """Returns texts to print at the end of the run, by name, such as a sample."""
@@ -161,6 +170,50 @@ class Task(pl.LightningModule):
         return len(next(iter(batch.values())))
 
     # Building -------------------------------------------------------------------------------------
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]
+        cls, checkpoint_path: str | os.PathLike, map_location: Any = "cpu", **options: Any
+    ) -> Self:
+        """Builds the task of a checkpoint that `fit` wrote, with its options and weights.
+
+        Before a Trainer uses it with other data than before, give these its metadata (class names,
+        tokenizer, normalisation): `datamodule.set_metadata(task.metadata)`.
+
+        Args:
+            checkpoint_path: The checkpoint, or a run folder.
+            map_location: Device of the weights.
+            options: Of the task, instead of the saved ones, as the command line has them:
+                `optimizer={"lr": 1e-4}`. Not `compile`: call `task.net.compile()`.
+
+        Raises `UsageError` if it is missing, of another task, or an option is wrong; `RunError` if
+        it is damaged.
+        """
+        checkpoint = read_checkpoint(checkpoint_path, cls.name)
+        config = checkpoint[KEY]["config"]
+        saved = merged(config["model"], {"net": checkpoint[KEY]["net"], "compile": False})
+        if options.pop("compile", False):
+            raise UsageError("compile is an option of `fit`: call task.net.compile()")
+        task = build_from_options(cls, saved, options)
+        task.run_config = {"model": merged(saved, options), "data": config["data"]}
+        task.restore(checkpoint)
+        with torch.random.fork_rng(devices=[]):  # initial weights, which are replaced
+            task.configure_model()
+        return task.to(map_location)
+
+    def setup(self, stage: str) -> None:
+        """Refuses data whose classes, tokenizer or normalisation are not those of the weights."""
+        if self.metadata and stage != "predict":
+            different = [
+                name
+                for name, value in self.datamodule.metadata().items()
+                if self.metadata.get(name, value) != value
+            ]
+            if different:
+                raise UsageError(
+                    f"the data differ from those of the weights in {', '.join(different)}: call "
+                    "datamodule.set_metadata(task.metadata) before the Trainer runs"
+                )
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Takes metadata and weights from a checkpoint when the network is built."""
@@ -186,9 +239,8 @@ class Task(pl.LightningModule):
         for split in ("val", "test"):
             metrics: Any = self.make_metrics()
             # Compute groups would merge metrics whose states are equal after the first batch.
-            self.metrics[split] = MetricCollection(
-                metrics, prefix=f"{split}/", compute_groups=False
-            )
+            collection = MetricCollection(metrics, prefix=f"{split}/", compute_groups=False)
+            self.metrics[split] = collection
             self.metrics[f"{split}_loss"] = MeanMetric()
 
     @property
@@ -204,8 +256,7 @@ class Task(pl.LightningModule):
     def total_steps(self) -> float:
         """Returns the optimizer steps of the whole run; infinity if it has no end.
 
-        Lightning's `estimated_stepping_batches` would build the data loader before it is known
-        where in an epoch the run resumes.
+        Lightning's property would build the loader before it is known where the run resumes.
         """
         trainer = self.trainer
         batches = self.datamodule.train_batches()
@@ -263,10 +314,9 @@ class Task(pl.LightningModule):
         if hasattr(norm, "full_tensor"):  # a DTensor, if the weights are sharded
             norm = norm.full_tensor()
         self.log("train/grad_norm", norm)
+        # The rate is filled in on the GPU: a copy of a float would wait for it.
         lr = max(group["lr"] for group in optimizer.param_groups)
-        self.log(
-            "train/lr", means["loss"].new_full((), lr)
-        )  # on the GPU: a copy of a float waits for it
+        self.log("train/lr", means["loss"].new_full((), lr))
 
     def _record_bad_loss(self, loss: Tensor) -> None:
         """Records the first step whose loss is not finite; a GPU is asked every 50 steps only."""
@@ -307,8 +357,9 @@ class Task(pl.LightningModule):
             output = self.step(batch, training=False)
             loss = self.metrics[f"{self.split}_loss"]
             update_metric(loss, (output.loss, output.num_targets), is_counted)
+            found = (output.outputs, output.targets)
             for metric in self.metrics[self.split].values():
-                update_metric(metric, (output.outputs, output.targets), is_counted)
+                update_metric(metric, found, is_counted, index=batch.get("index"))
         return output.outputs
 
     def on_validation_epoch_end(self) -> None:
@@ -337,8 +388,8 @@ class Task(pl.LightningModule):
                 f"the weights became NaN or infinite by step {self.global_step}: try a lower "
                 "--model.optimizer.lr; checkpoints before it are kept"
             )
-        completed_epochs = self.trainer.fit_loop.completed  # type: ignore[attr-defined]
-        checkpoint["epoch"] = completed_epochs  # Lightning may count one that has not ended
+        # Lightning may count an epoch that has not ended; a plain Trainer has its loops only.
+        checkpoint["epoch"] = getattr(self.trainer.fit_loop, "completed", checkpoint["epoch"])
         config = self.resolved_config()
         checkpoint[KEY] = {
             "task": self.name,

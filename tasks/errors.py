@@ -14,6 +14,16 @@ from pathlib import Path
 from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
+SHORT_NAMES = {  # short, usual and former names of options, and the last word of their names
+    "epochs": "max_epochs",
+    "steps": "max_steps",
+    "seed": "seed_everything",
+    "learning_rate": "lr",
+    "output_dir": "run_dir",
+    "workers": "num_workers",
+    **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
+    **dict.fromkeys(("run_dir", "out", "format"), "output"),
+}
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -93,7 +103,7 @@ def _is_misconfiguration(error: BaseException) -> bool:
 def _option_of_path(path: str, arguments: Sequence[str]) -> str:
     """The option whose value is this path, a folder above it or a path below it; else empty.
 
-    >>> _option_of_path("out/run/a.txt", ["--file", "x", "--run_dir=out/run"])
+    >>> _option_of_path("out/run/a.txt", ["--input", "x", "--run_dir=out/run"])
     '--run_dir: '
     """
     unusable = Path(path).absolute()
@@ -135,13 +145,21 @@ def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
 
 
 def unknown_option(name: str, known: Iterable[str]) -> str:
-    """The message about an unknown option, with the nearest known one.
+    """The message about an unknown option, with those that end like it, or the nearest one.
 
     >>> unknown_option("--dpeth", ["--depth"])
     'unknown option --dpeth: did you mean --depth?'
+    >>> unknown_option("--epochs", ["--trainer.max_epochs", "--model.optimizer.lr"])
+    'unknown option --epochs: did you mean --trainer.max_epochs?'
     """
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.6)
-    hint = f"did you mean {close[0]}?" if close else "`--help` lists the options"
+    known = sorted(known)
+    word = name.rpartition(".")[2].removeprefix("--")
+    ends: dict[str, list[str]] = {}  # options by the last word of their names
+    for option in known:
+        ends.setdefault(option.rpartition(".")[2].removeprefix("--"), []).append(option)
+    found = ends.get(SHORT_NAMES.get(word, word)) or ends.get(word, [])
+    close = found[:3] or difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else "`--help` lists the options"
     return f"unknown option {name[:200]}: {hint}"
 
 

@@ -4,12 +4,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch import nn
 
 from modules.generation.quantized import QuantizationName, prepare
 from tasks.errors import UsageError, usage_errors
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 Model = TypeVar("Model", bound=Any)
+Net = TypeVar("Net", bound=nn.Module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +32,21 @@ class InferenceOptions:
 
 
 def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
-    """A model, a named tuple with a `net`, on a device and with quantized weights."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
-    wants_gpu = name == "cuda" or (name == "auto" and quantization is None)
-    on_gpu = wants_gpu and torch.cuda.is_available()
-    net = model.net.to("cuda" if on_gpu else "cpu")
+    """A model, a named tuple with a `net`, on a device and with layers for inference."""
+    net = on_device(model.net, name, quantization)
     with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)
     return model._replace(net=net)
+
+
+def on_device(net: Net, name: str, quantization: QuantizationName | None = None) -> Net:
+    """The same network on a device: one of `DeviceName`, or one of torch, such as "cuda:1"."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() and quantization is None else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"there is no device {name!r}: give cpu, cuda or auto") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: there is no GPU that torch can use; leave it out")
+    return net.to(name)

@@ -1,9 +1,14 @@
 """Nested options, as in config files."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
+
+from datamodules.utils.errors import UsageError
+from modules.config import require
+from modules.schema import checked
 
 Options = dict[str, Any]
+Built = TypeVar("Built")
 
 
 def merged(base: Options, over: Options) -> Options:
@@ -13,6 +18,25 @@ def merged(base: Options, over: Options) -> Options:
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if nested else value
     return result
+
+
+def build_from_options(kind: type[Built], saved: Options, given: Options) -> Built:
+    """Builds a class from the options of a checkpoint, replaced by those given in Python.
+
+    Only primitives and dataclasses of them are built, so that a checkpoint can run no code. Raises
+    `UsageError` if an option is unknown or of another type.
+    """
+    hints: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):  # options that `**kwargs` passes on are of the bases
+        if "__init__" in vars(base):
+            hints |= get_type_hints(vars(base)["__init__"])
+    options = merged(saved, given)
+    try:
+        unknown = sorted(options.keys() - hints.keys())
+        require(not unknown, f"there is no option {', '.join(unknown)}.")
+        return kind(**{name: checked(hints[name], value, name) for name, value in options.items()})
+    except ValueError as error:
+        raise UsageError(f"{kind.__name__} cannot be built: {error}") from error
 
 
 def flat(options: Options, prefix: str = "") -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The README's commands run and its examples hold."""
+"""The commands of all READMEs run, and their examples hold."""
 
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -23,7 +24,10 @@ from tasks.cli.main import main
 from tests.helpers.tiny import write_pairs, write_reviews
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+READMES = [
+    ROOT / name / "README.md"
+    for name in ("", "tasks", "datamodules", "modules", "configs", "tests/benchmarks")
+]
 SHORT = (
     "--trainer.limit_train_batches 2 --data.batch_size 2 --trainer.limit_val_batches 1"
     " --trainer.limit_test_batches 1"
@@ -31,26 +35,38 @@ SHORT = (
 WRITTEN = [
     "runs/first/checkpoints/best.onnx",
     "my_bert/model.safetensors",
+    "my_graph/model.onnx",
     "my_gpt/model.safetensors",
     "attention.png",
+    "translated.txt",
     "runs/captions/checkpoints/last.safetensors",
 ]
 
 
 def blocks(language: str) -> list[str]:
-    """The README's code blocks in one language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.S)
+    """The code blocks in one language."""
+    texts = [path.read_text() for path in READMES]
+    return [
+        block for text in texts for block in re.findall(rf"```{language}\n(.*?)```", text, re.S)
+    ]
 
 
-def class_name(code: str) -> str:
-    """The first class of an example."""
-    return re.findall(r"class (\w+)", code)[0]
+def example_name(code: str) -> str:
+    """The first class of an example, or else its last line."""
+    return (re.findall(r"class (\w+)", code) or [code.splitlines()[-1]])[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", blocks("python"), ids=class_name)
-def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", blocks("python"), ids=example_name)
+def test_examples(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.chdir(tmp_path)
+    if "import ray\n" in code:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # of Ray's workers
+        import ray
+
+        request.addfinalizer(ray.shutdown)
     registries = {"SOURCES": SOURCES, "POSITIONS": POSITIONS}
     for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):
         monkeypatch.setitem(registries[registry], name, None)  # removes the example's entry later
@@ -62,8 +78,25 @@ def test_examples(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_linked_files_exist() -> None:
-    for path in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / path).exists(), path
+    for readme in READMES:
+        for path in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", readme.read_text()):
+            assert (readme.parent / path).exists(), (readme, path)
+
+
+def test_named_tests_and_options_exist() -> None:
+    text = (ROOT / "modules/README.md").read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    names = re.findall(r"`(test_\w+)`", text)
+    assert len(names) > 15
+    for name in names:
+        assert f"def {name}(" in tests, name
+    for name, file in re.findall(r"\[`[\w.]*?(\w+)`\]\(([\w/]+\.py)\)", text):
+        code = (ROOT / "modules" / file).read_text()
+        assert re.search(rf"(class|def) {name}\b|^{name}\b", code, re.M) or name in file, name
+
+
+def test_the_first_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
 @pytest.fixture
@@ -79,6 +112,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for number in range(4):
             picture(20 + number).save(folder / f"{number}.jpg")
     picture(8).convert("L").save(tmp_path / "photo.png")
+    for number in range(20):
+        picture(20 + number).save(tmp_path / f"photo{number}.png")
     write_reviews(tmp_path / "imdb")
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
     labelled = [f"{line},{line.split()[1]}" for line in lines]
@@ -87,6 +122,8 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "lines.txt": lines,
         "captions.txt": lines,
         "my_texts.csv": ["review,label", *labelled],
+        "my_ratings.csv": ["text,rating", *(f"film {i},{i / 4}" for i in range(40))],
+        "my_photos.csv": ["file_name,labels", *(f'photo{i}.png,"cat,{i % 3}"' for i in range(20))],
         "my_pairs.tsv": ["en\tde", *pairs],
         "shakespeare.txt": ["To be, or not to be, that is the question: ROMEO"] * 200,
         "my_texts/shakespeare.txt": ["To be, or not to be, that is the question: ROMEO"] * 200,
@@ -118,8 +155,8 @@ def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> Non
         except SystemExit as stop:  # of --help
             code = stop.code or 0
         assert code == 0, f"{line}\n{capsys.readouterr().err}"
-    assert Path("labelled/predictions.csv").read_text().count("\n") == 17
-    assert Path("sorted/predictions.csv").read_text().count("\n") == 41
+    assert Path("labelled.csv").read_text().count("\n") == 17
+    assert Path("sorted.csv").read_text().count("\n") == 41
     assert [name for name in WRITTEN if not Path(name).exists()] == []
 
 

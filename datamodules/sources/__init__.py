@@ -1,13 +1,50 @@
-"""Where samples come from: a source is a class and an entry in its kind's dict."""
+"""Where samples come from: a source is a class and an entry in its task's dict.
+
+The names mean the same in all tasks: folder (train/CLASS/), csv, jsonl, txt (plain text), hub (a
+data set of the Hugging Face hub, or Parquet files), and those of the embedded data.
+"""
 
 from datamodules.sources.aligned_files import AlignedFiles
-from datamodules.sources.base import Source, find_source
-from datamodules.sources.document_files import DOCUMENTS, document_source
-from datamodules.sources.documents import CorpusOptions, Documents, DocumentSource, Piece
-from datamodules.sources.images import DatasetOptions, Digits, ImageFolder, ImageHub
-from datamodules.sources.labelled import LabelledSource
-from datamodules.sources.parallel import Dates, PairHub, PairTables, ParallelOptions, ParallelSource
-from datamodules.sources.text_files import CsvTexts, JsonTexts, PlainTexts, TextFolder, TextHub
+from datamodules.sources.base import Source
+from datamodules.sources.choice import choose_source, open_source
+from datamodules.sources.document_files import (
+    CsvDocuments,
+    DocumentHub,
+    JsonDocuments,
+    PlainDocuments,
+)
+from datamodules.sources.documents import (
+    CorpusOptions,
+    Documents,
+    DocumentSource,
+    Piece,
+    ReferenceDocuments,
+)
+from datamodules.sources.images import (
+    DatasetOptions,
+    Digits,
+    ImageCsv,
+    ImageFolder,
+    ImageHub,
+    ImageJson,
+)
+from datamodules.sources.labelled import LabelledSource, ProblemType, SourceOptions, class_counts
+from datamodules.sources.parallel import (
+    CsvPairs,
+    Dates,
+    JsonPairs,
+    PairHub,
+    ParallelOptions,
+    ParallelSource,
+)
+from datamodules.sources.text_files import (
+    CorpusFolder,
+    CsvTexts,
+    JsonTexts,
+    PlainTexts,
+    TextFolder,
+    TextHub,
+)
 from datamodules.sources.texts import (
     Reference,
     Reviews,
@@ -31,38 +68,53 @@ __all__ = [
     "ParallelSource",
     "Piece",
     "LabelledSource",
+    "ProblemType",
     "Source",
+    "SourceOptions",
     "TextDatasetOptions",
     "TextSamples",
     "TextSource",
-    "document_source",
-    "find_source",
+    "choose_source",
+    "class_counts",
+    "open_source",
 ]
 
 SOURCES: dict[str, type[LabelledSource[Records]]] = {
     "digits": Digits,
-    "hub": ImageHub,
     "folder": ImageFolder,
+    "csv": ImageCsv,
+    "jsonl": ImageJson,
+    "hub": ImageHub,
 }
 TEXT_SOURCES: dict[str, type[TextSource]] = {
     "reviews": Reviews,
-    "hub": TextHub,
     "csv": CsvTexts,
     "jsonl": JsonTexts,
-    "txt": TextFolder,
+    "folder": TextFolder,
+    "hub": TextHub,
 }
 # Texts to pretrain on, without classes.
 CORPORA: dict[str, type[TextSource]] = {
     "reference": Reference,
-    "hub": TextHub,
     "csv": CsvTexts,
     "jsonl": JsonTexts,
     "txt": PlainTexts,
+    "folder": CorpusFolder,
+    "hub": TextHub,
+}
+# Text for language models.
+DOCUMENTS: dict[str, type[DocumentSource]] = {
+    "reference": ReferenceDocuments,
+    "txt": PlainDocuments,
+    "csv": CsvDocuments,
+    "jsonl": JsonDocuments,
+    "hub": DocumentHub,
 }
 # Texts in two languages, to translate.
 PARALLEL: dict[str, type[ParallelSource]] = {
     "dates": Dates,
-    "files": AlignedFiles,
-    "table": PairTables,
+    "txt": AlignedFiles,
+    "csv": CsvPairs,
+    "jsonl": JsonPairs,
     "hub": PairHub,
 }

@@ -14,7 +14,9 @@ from datamodules.sources.readers.formats import (
     open_decompressed,
     read_errors,
     read_lines,
+    uncompressed_suffix,
 )
+from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES
 from datamodules.sources.texts import TextSamples, text_samples
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import regular_files
@@ -30,11 +32,15 @@ class AlignedFiles(ParallelSource):
     compressed as .gz or .zst, and folders may be named by split instead.
     """
 
+    example = "train.en and train.de"
     unused_options = {"name", "subset", "header"}
 
-    @property
-    def origin(self) -> str:
-        return str(self._folder)
+    @classmethod
+    def reads(cls, file: Path) -> bool:
+        """Any suffix may be that of a language, except those of tables."""
+        suffix = uncompressed_suffix(file)
+        is_table = suffix in (*CSV, *JSON_LINES, *ARROW)
+        return bool(suffix) and not is_table and split_of(file) is not None
 
     @cached_property
     def _folder(self) -> Path:

@@ -1,13 +1,20 @@
 """Base of all sources of data, and the options that they share."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from pytorch_lightning.utilities import rank_zero_warn
+
+from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault
+from datamodules.utils.splits import split_of
+
+# `datasets` and the hub put these beside the data.
+METADATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
 @dataclass(frozen=True)
@@ -26,14 +33,15 @@ class HubOptions:
     local: str | None = None
 
 
-T = TypeVar("T")
-
-
-def find_source(sources: Mapping[str, T], name: str) -> T:
-    """The entry of that name. Raises `UsageError` if there is none."""
-    if name not in sources:
-        raise UsageError(f"source is {name}, but must be one of {', '.join(sources)}.")
-    return sources[name]
+def local_path(path: str | None, options: Any) -> Path | None:
+    """The path that the user gave, else the folder with these data below TESSERA_DATA."""
+    if path is not None:
+        return Path(path)
+    root = os.environ.get("TESSERA_DATA")
+    if not root or not options.local:
+        return None
+    folder = Path(root, options.local)
+    return folder if folder.is_dir() else None
 
 
 class Source:
@@ -49,30 +57,36 @@ class Source:
     unused_options: Set[str] = frozenset()  # options that this source ignores
     embedded = False  # whether the samples come with the program
     suffixes: tuple[str, ...] = ()  # of the files that it reads, in lower case
-    sources_by_suffix: Mapping[str, str] = {}  # the source of this task for other files
+    example = ""  # such a file in messages, such as train.csv
+    name = ""  # of this source among those of its task
+    alternatives: Mapping[str, type["Source"]] = {}  # the sources of its task, by name
     option_prefix = "--data.dataset"  # of its options on the command line
+    path_option = "--data.path"  # the option that names its path
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path = path
         self.options = options
         self.skip_bad = skip_bad
         self.skipped: list[str] = []  # names of the samples that were skipped
+        self._is_untested = False  # whether the user was told so
+        self._columns: dict[str, str] = {}  # that were found, by the option that chooses them
+
+    @classmethod
+    def reads(cls, file: Path) -> bool:
+        """Whether the name of a file, relative to the folder of the data, says that it is read."""
+        return uncompressed_suffix(file) in cls.suffixes
 
     @property
     def origin(self) -> str:
         """Where the samples were read from."""
-        return self.path or "embedded"
+        if self.embedded:
+            return "embedded"
+        return str(self.local_path or self.options.name or "embedded")
 
     @property
     def local_path(self) -> Path | None:
-        """The path that the user gave, else the folder with these data below TESSERA_DATA."""
-        if self.path is not None:
-            return Path(self.path)
-        root = os.environ.get("TESSERA_DATA")
-        if not root or not self.options.local:
-            return None
-        folder = Path(root, self.options.local)
-        return folder if folder.is_dir() else None
+        """As of the function of this name."""
+        return local_path(self.path, self.options)
 
     def prepare(self) -> None:
         """Downloads what is missing; called on one process only.
@@ -80,15 +94,20 @@ class Source:
         Raises `UsageError` if a path is named, but these data come with the program.
         """
         if self.embedded and self.path is not None:
-            others = " or ".join(dict.fromkeys(self.sources_by_suffix.values()))
-            hint = self.suggest_source(Path(self.path)) or f"; try --data.source {others}"
             raise UsageError(
-                f"--data.path is {self.path}, but the {self.noun} are not read from files{hint}."
+                f"{self.path_option} is {self.path}, but the {self.noun} are not read from files"
+                f"{self.suggest_source(Path(self.path)) or '; leave --data.source out'}."
             )
 
     def has(self, split: str) -> bool:
         """Whether the data have this split of their own."""
         raise NotImplementedError
+
+    def warn_untested(self) -> None:
+        """Says once that the data have no test split."""
+        if not self._is_untested:
+            rank_zero_warn("The data have no test split: the validation split is tested instead.")
+        self._is_untested = True
 
     # Samples that cannot be used.
 
@@ -111,21 +130,19 @@ class Source:
         """
         path = self.local_path
         if path is None:
-            raise UsageError(f"this source needs --data.path: {wanted}.")
+            raise UsageError(f"this source needs {self.path_option}: {wanted}.")
         fault = None if path.is_dir() else path_fault(path)
         if path.is_file() and folder:
             fault = "is a file"
         if fault is not None:
             hint = self.suggest_source(path)
-            raise UsageError(f"{path} {fault}: --data.path takes {wanted}{hint}.")
+            raise UsageError(f"{path} {fault}: {self.path_option} takes {wanted}{hint}.")
         return path
 
     def suggest_source(self, path: Path) -> str:
         """End of a sentence that names the source for the files at `path`; empty if none does."""
-        for file in path.rglob("*.*") if path.is_dir() else [path]:
-            if file.suffix in self.sources_by_suffix and file.suffix not in self.suffixes:
-                return f"; try --data.source {self.sources_by_suffix[file.suffix]}"
-        return ""
+        names = [name for name in sources_at(self.alternatives, path) if name != self.name]
+        return f"; try --data.source {' or '.join(names)}" if names else ""
 
     def find_column(
         self,
@@ -166,7 +183,45 @@ class Source:
             raise UsageError(
                 f"column {name} of {self.origin} holds {str(kind)[:40]}, not {content}: {choose}."
             )
+        self._columns[option] = name
         return name
+
+    def chosen_columns(self) -> str:
+        """The columns of tables that are read, as "text column review, label column label"."""
+        options = sorted(self._columns, key=lambda option: option == "label_column")
+        return ", ".join(
+            f"{option.replace('_', ' ')} {self._columns[option]}" for option in options
+        )
+
+
+def sources_at(sources: Mapping[str, type[Source]], path: Path) -> dict[str, Path]:
+    """Names of the sources that read what lies at `path`, and a file that each of them reads.
+
+    In a folder, only files that are named by split count, if some are: a README may lie beside.
+    """
+    by_split: dict[str, Path] = {}
+    others: dict[str, Path] = {}
+    for file in files_at(path):
+        found = others if split_of(file) is None else by_split
+        for name, source in sources.items():
+            if name not in found and source.reads(file):
+                found[name] = file
+    found = by_split or others
+    return {name: found[name] for name in sources if name in found}
+
+
+def files_at(path: Path) -> Iterator[Path]:
+    """A file, or those below a folder, relative to it; of many of a kind in a folder, a few."""
+    if not path.is_dir():
+        yield Path(path.name)
+    for root, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folder = Path(root).relative_to(path)
+        visible = sorted(n for n in names if not n.startswith(".") and n not in METADATA)
+        if folder.parts:  # one of each kind and split is enough
+            kinds = {(split_of(Path(n)), *n.rsplit(".", 2)[1:]): n for n in reversed(visible)}
+            visible = sorted(kinds.values())
+        yield from (folder / name for name in visible)
 
 
 def shortened(names: list[str]) -> str:

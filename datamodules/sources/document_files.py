@@ -3,42 +3,38 @@
 import codecs
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.sources.base import Source, find_source, shortened
+from datamodules.sources.base import Source
 from datamodules.sources.documents import (
     CorpusOptions,
     DocumentSource,
     Piece,
-    ReferenceDocuments,
     split_pieces,
 )
-from datamodules.sources.readers.folders import files_below
+from datamodules.sources.readers.folders import files_by_split
 from datamodules.sources.readers.formats import (
     COMPRESSION,
     NOT_UTF8,
     open_decompressed,
+    read_csv,
     read_errors,
     read_json_lines,
     read_table,
+    uncompressed_suffix,
 )
-from datamodules.sources.readers.tables import ARROW, TableSource, type_fault
+from datamodules.sources.readers.tables import ARROW, CSV, TableSource, type_fault
 from datamodules.sources.text_files import text_column
 from datamodules.utils.cache import content_key
-from datamodules.utils.errors import UsageError
 from datamodules.utils.files import open_regular
-from datamodules.utils.splits import split_of
 
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
 BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
@@ -55,10 +51,11 @@ def read_plain(source: Source, path: Path) -> Parts:
         yield "", True
 
 
-def read_objects(source: Source, path: Path) -> Parts:
-    """A JSON object with a text on each line."""
+def read_rows(source: Source, path: Path) -> Parts:
+    """A text in each row of CSV, or in a JSON object on each line."""
+    read = read_csv if uncompressed_suffix(path) in CSV else read_json_lines
     name = None
-    for line, row in read_json_lines(path, source.reject):
+    for line, row in read(path, source.reject):
         if name is None:
             name = text_column(source, pa.schema([(name, pa.string()) for name in row]))
         fault = type_fault(row, [name]) if name in row else f"has no {name}"
@@ -132,45 +129,26 @@ def split_at_blank_lines(blocks: Iterable[str]) -> Parts:
     yield "", True
 
 
-TEXT_READERS: dict[str, Reader] = {
+READERS: dict[str, Reader] = {  # by suffix, in lower case
     ".txt": read_plain,
     ".md": read_plain,
-    ".jsonl": read_objects,
-    ".ndjson": read_objects,
-}
-READERS: dict[str, Reader] = {  # by the end of the name, in lower case
-    **TEXT_READERS,
+    ".jsonl": read_rows,
+    ".ndjson": read_rows,
+    **dict.fromkeys(CSV, read_rows),
     **dict.fromkeys(ARROW, read_parquet_or_arrow),
-    **{f"{suffix}{end}": TEXT_READERS[suffix] for suffix in TEXT_READERS for end in COMPRESSION},
 }
-KNOWN_SUFFIXES = ", ".join((*TEXT_READERS, *ARROW))
 
 
-def reader_of(path: Path) -> Reader | None:
-    """The reader of files of this name; None: there is none."""
-    name = path.name.lower()
-    return next((READERS[end] for end in READERS if name.endswith(end)), None)
+def with_compression(*suffixes: str) -> tuple[str, ...]:
+    """Suffixes of files, plain and compressed."""
+    return (*suffixes, *(f"{suffix}{end}" for suffix in suffixes for end in COMPRESSION))
 
 
 class DocumentFiles(DocumentSource):
-    """Documents in a file, or in all files of a folder in the order of their names, at any depth.
+    """Base of the documents in a file, or in all files of a folder in the order of their names.
 
-    .txt and .md: one document each, or split at blank lines (`blank_lines`). .jsonl: an object
-    with a text on each line. All these also as .gz or .zst. .parquet, .arrow: a column of texts.
-    Documents without text are skipped.
-
-    The first part of a path that is called train, validation (valid, val, dev) or test, with or
-    without more after a dash or a dot, says which split a file is of, if there are any called
-    train; files of no split are then left out, with a warning. Else all is training text.
+    Documents without text are skipped; `files_by_split` says which files are of which split.
     """
-
-    noun = "files"
-    suffixes = tuple(READERS)
-    unused_options = {"name", "subset", "local"}
-
-    def __init__(self, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> None:
-        super().__init__(path, options, skip_bad)
-        self._is_utf8: dict[Path, bool] = {}
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
@@ -179,30 +157,12 @@ class DocumentFiles(DocumentSource):
         Raises `UsageError` if there are none; `DataError` if some are of another kind, and bad ones
         are not to be skipped.
         """
-        wanted = f"a file or a folder of {KNOWN_SUFFIXES} (text also as {' or '.join(COMPRESSION)})"
-        root = self.require_path(wanted)
-        files = [root] if reader_of(root) else []
-        if root.is_dir():
-            files = files_below(root, self.suffixes, self.reject)
-        if not files:
-            verb = "holds no files" if root.is_dir() else "is of another kind"
-            raise UsageError(f"{root} {verb}: --data.path takes {wanted}.")
-        found: dict[str, list[Path]] = {}
-        others = []
-        for path in files:
-            split = split_of(path.relative_to(root))
-            if split is None:
-                others.append(path)
-            else:
-                found.setdefault(split, []).append(path)
-        if "train" not in found:
-            return {"train": files}
-        if others:
-            names = shortened([str(path) for path in others])
-            rank_zero_warn(
-                f"{len(others)} of the files in {root} are of no split and left out: {names}."
-            )
-        return join_unlabelled(found)
+        return join_unlabelled(self.local_files())
+
+    def local_files(self) -> dict[str, list[Path]]:
+        """The files of each split, those without labels apart."""
+        root = self.require_path(f"a file or a folder of {', '.join(self.suffixes)}")
+        return files_by_split(root, self.suffixes, self.reject)
 
     def prepare(self) -> None:
         """Checks that there are files; nothing is downloaded."""
@@ -224,11 +184,32 @@ class DocumentFiles(DocumentSource):
     def read(self, split: str) -> Iterator[Piece]:
         """The documents of a split. Raises `DataError` if a file is damaged; or see `reject`."""
         for path in self.files[split]:
-            reader = reader_of(path)
-            assert reader is not None
             with read_errors(path):
-                if reader is not read_plain or not self.skip_bad or self._check_utf8(path):
-                    yield from split_pieces(reader(self, path))
+                yield from self.read_file(path)
+
+    def chosen_columns(self) -> str:
+        next(self.read("train"), None)  # all else may come from the cache
+        return super().chosen_columns()
+
+    def read_file(self, path: Path) -> Iterator[Piece]:
+        """The documents of a file."""
+        yield from split_pieces(READERS[uncompressed_suffix(path)](self, path))
+
+
+class PlainDocuments(DocumentFiles):
+    """Files of text: one document each, or split at blank lines (`blank_lines`)."""
+
+    suffixes = with_compression(".txt", ".md")
+    example = "*.txt"
+    unused_options = {"name", "subset", "text_column"}
+
+    def __init__(self, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> None:
+        super().__init__(path, options, skip_bad)
+        self._is_utf8: dict[Path, bool] = {}
+
+    def read_file(self, path: Path) -> Iterator[Piece]:
+        if not self.skip_bad or self._check_utf8(path):
+            yield from super().read_file(path)
 
     def _check_utf8(self, path: Path) -> bool:
         """Whether all of a file is UTF-8; else it is skipped as a whole."""
@@ -240,15 +221,36 @@ class DocumentFiles(DocumentSource):
         return self._is_utf8[path]
 
 
-class DocumentHub(TableSource, DocumentFiles):
-    """A data set of the Hugging Face hub with a column of texts.
+class JsonDocuments(DocumentFiles):
+    """JSON Lines: an object with a text on each line."""
 
-    That is its files below the folder that TESSERA_DATA names, or those of a download, which are
-    mapped into memory. Texts without labels (a split called unsupervised) are training text, too.
+    suffixes = with_compression(".jsonl", ".ndjson")
+    example = "*.jsonl"
+    unused_options = {"name", "subset", "blank_lines"}
+
+
+class CsvDocuments(DocumentFiles):
+    """CSV or TSV with a column of texts; the other columns are not read."""
+
+    suffixes = with_compression(*CSV)
+    example = "*.csv"
+    unused_options = {"name", "subset", "blank_lines"}
+
+
+class DocumentHub(TableSource, DocumentFiles):
+    """A data set of the Hugging Face hub with a column of texts, or Parquet and Arrow files.
+
+    A download is mapped into memory. Texts without labels (a split called unsupervised) are
+    training text, too.
     """
 
-    noun = "data set"
-    unused_options = set[str]()
+    example = "*.parquet"
+    unused_options = {"blank_lines"}
+
+    @cached_property
+    def table_files(self) -> dict[str, list[Path]]:
+        """The local files of each split, by any names; none if the data set is downloaded."""
+        return super().table_files if self.local_path is None else self.local_files()
 
     @cached_property
     def splits(self) -> dict[str, list[str]]:
@@ -276,33 +278,6 @@ class DocumentHub(TableSource, DocumentFiles):
         for name in self.splits[split]:
             table = self.table(name)
             yield from split_pieces(read_column(self, table.columns, table.where))
-
-
-DOCUMENTS: dict[str, type[DocumentSource]] = {
-    "reference": ReferenceDocuments,
-    "files": DocumentFiles,
-    "hub": DocumentHub,
-}
-
-
-def document_source(
-    source: str, path: str | None, options: CorpusOptions, skip_bad: bool = False
-) -> DocumentSource:
-    """The source of this name; `UsageError` if there is none.
-
-    For both "files" and "hub", `path` may be files or a data set of the hub.
-    """
-    unused_options = find_source(DOCUMENTS, source).unused_options
-    if path is not None and source in ("files", "hub"):
-        source = "files"
-        is_here = Path(path).parent.is_dir() or reader_of(Path(path)) is not None
-        if HUB_ID.fullmatch(path) and not is_here:
-            source = "hub"
-            options = replace(options, name=path)
-            path = None
-    found = DOCUMENTS[source](path, options, skip_bad)
-    found.unused_options = found.unused_options & unused_options
-    return found
 
 
 def join_unlabelled(splits: Mapping[str, list[T]]) -> dict[str, list[T]]:

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from pytorch_lightning.utilities import rank_zero_warn
-
 from datamodules.sources.base import HubOptions, Source
 from datamodules.utils.cache import cache_folder, content_key, write_cached
 from datamodules.utils.errors import DataError, UsageError
@@ -41,10 +39,13 @@ class CorpusOptions(HubOptions):
 
     def __post_init__(self) -> None:
         if not 0 < self.val_fraction < 1:
-            raise UsageError(f"val_fraction is {self.val_fraction}, but must lie between 0 and 1.")
+            raise UsageError(
+                f"--data.dataset.val_fraction is {self.val_fraction}, but must lie between 0 and 1."
+            )
         if self.sample <= 0:
             raise UsageError(
-                f"sample is {self.sample} million characters, but must be more than 0."
+                f"--data.dataset.sample is {self.sample} million characters, but must be more "
+                "than 0."
             )
 
 
@@ -123,7 +124,6 @@ class DocumentSource(Source):
     """
 
     noun = "documents"
-    sources_by_suffix = {".txt": "files", ".parquet": "hub"}
 
     def __init__(self, path: str | None, options: CorpusOptions, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
@@ -192,7 +192,7 @@ class DocumentSource(Source):
         if self.has(split) and (split != "train" or self.has("val")):
             return Documents(partial(self.read, split), self.statistics(split))
         if split == "test":
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
+            self.warn_untested()
             return self.split("val")
         if not self.has("train"):
             raise UsageError(f"{self.origin} has no training split.")

@@ -1,4 +1,4 @@
-"""Images: embedded digits, data sets of the Hugging Face hub, and folders of the user's own."""
+"""Images: embedded digits, data sets of the hub, and the user's own in folders or by a table."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
+from datamodules.embedded import digits
 from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.folders import ClassFolders
-from datamodules.sources.readers.labels import LabelledTables
-from datamodules.sources.readers.tables import ARROW, described_columns
+from datamodules.sources.readers.labels import LabelledTables, is_text
+from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes, described_columns
+from datamodules.utils.errors import DataError
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
-
-IMAGE_SOURCES = {**dict.fromkeys(IMAGE_ENDINGS, "folder"), **dict.fromkeys(ARROW, "hub")}
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class DatasetOptions(SourceOptions):
     """What to know about a data set of images that its files do not say.
 
     Args:
-        image_column: Column with the images; None: the first that holds images.
+        image_column: Column with the images, or in CSV and JSON Lines files with the names of image
+            files; None: the first that holds images, or file_name, image, path, file or filename.
         channels: Colour channels that images are converted to, 1 or 3; None: as the data are.
         mean: Of each channel, in [0, 1]; None: measured on the training images.
         std: Standard deviation of each channel, likewise.
@@ -34,10 +35,9 @@ class DatasetOptions(SourceOptions):
 
 
 class Digits(LabelledSource[Records]):
-    """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey; a fixed 20 % is test."""
+    """The 1,797 embedded handwritten digits, 8 x 8 grey; a fixed 20 % is test."""
 
     noun = "digits"
-    sources_by_suffix = IMAGE_SOURCES
     embedded = True
     unused_options = {"name", "subset", "local", "label_column", "image_column"}
     class_names = [str(digit) for digit in range(10)]
@@ -48,12 +48,10 @@ class Digits(LabelledSource[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        # values 0..16 -> 0..255; (S, 64) -> (S, C, H, W)
-        pixels = torch.from_numpy(images).mul(255 / 16).round().to(torch.uint8).reshape(-1, 1, 8, 8)
-        labels = torch.from_numpy(labels).long()
+        images, labels = (torch.from_numpy(array) for array in digits.load())
+        # values 0..16 -> 0..255; (S, H, W) -> (S, C, H, W)
+        pixels = images.mul(255 / 16).round().to(torch.uint8).unsqueeze(1)
+        labels = labels.long()
         train, test = stratified_split(labels, 0.2, seed=0)
         records = PixelRecords(pixels, labels, torch.arange(len(pixels)))
         return records.select(train if split == "train" else test)
@@ -61,8 +59,6 @@ class Digits(LabelledSource[Records]):
 
 class ImageHub(LabelledTables[Records]):
     """A data set of the Hugging Face hub, or a local copy of its files."""
-
-    sources_by_suffix = IMAGE_SOURCES
 
     def records(self, split: str) -> Records | None:
         if not self.has(split):
@@ -90,11 +86,10 @@ class ImageHub(LabelledTables[Records]):
 
 
 class ImageFolder(ClassFolders[Records]):
-    """The user's own images: `train/CLASS/*.jpg`, at any depth; likewise val/ and test/."""
+    """The user's own images: `train/CLASS/*.jpg`, or only `CLASS/*.jpg`; see `ClassFolders`."""
 
-    sources_by_suffix = IMAGE_SOURCES
     suffixes = IMAGE_ENDINGS
-    example = "*.jpg"
+    example = "CLASS/*.jpg or train/CLASS/*.jpg"
 
     def records(self, split: str) -> Records | None:
         folder = self.split_folder(split)
@@ -102,6 +97,58 @@ class ImageFolder(ClassFolders[Records]):
             return None
         paths, labels = self.labelled_files(folder)
         return Records(paths, labels, torch.arange(len(paths)))
+
+
+class ImageTables(LabelledTables[Records]):
+    """Base of tables that name image files, relative to the folder of the table, and their targets.
+
+    Such as `metadata.csv` with the columns file_name and label in each of train/, val/ and test/.
+    """
+
+    unused_options = {"name", "subset", "local"}
+
+    @property
+    def cell_types(self) -> CellTypes:
+        return {self._image_columns: (str,), **self.label_cells}
+
+    @property
+    def _image_columns(self) -> tuple[str, ...]:
+        """The columns that may hold the names of files."""
+        given = self.options.image_column
+        return (given,) if given else ("file_name", "image", "path", "file", "filename")
+
+    def records(self, split: str) -> Records | None:
+        if not self.has(split):
+            return None
+        table = self.table(split)
+        schema = table.columns.schema
+        name = self.find_column(
+            schema, "image_column", self._image_columns, is_text, "names of files"
+        )
+        folder = self.table_files[split][0].parent
+        cells = table.columns.column(name).to_pylist()
+        if None in cells:
+            row = table.name(cells.index(None))
+            raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
+        return Records(
+            [folder / cell for cell in cells], self.labels(split), torch.arange(len(cells))
+        )
+
+
+class ImageCsv(ImageTables):
+    """Images named in CSV or TSV files."""
+
+    suffixes = CSV
+    kind = "CSV"
+    example = "train.csv"
+
+
+class ImageJson(ImageTables):
+    """Images named in JSON Lines files."""
+
+    suffixes = JSON_LINES
+    kind = "JSON Lines"
+    example = "train.jsonl"
 
 
 def holds_images(kind: pa.DataType) -> bool:

@@ -1,14 +1,17 @@
 """Base of the sources of samples with classes, and their options."""
 
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from pytorch_lightning.utilities import rank_zero_warn
+import torch
 from torch import Tensor
 
 from datamodules.sources.base import HubOptions, Source, shortened
 from datamodules.utils.errors import UsageError
 from datamodules.utils.splits import stratified_split
+
+# What a network learns to predict of a sample, under the names of Hugging Face's configs.
+ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,10 @@ class SourceOptions(HubOptions):
     """What to know about a data set that its files do not say.
 
     Args:
-        label_column: Column with the classes; None: label, labels or the first `ClassLabel`.
+        problem_type: Each sample has one class, any number of labels, or a number.
+        label_column: Column with the classes, labels or numbers; None: label, labels or the first
+            `ClassLabel`.
+        label_separator: Between the labels of a sample in a table, if they are no list.
         val_fraction: Fraction of the training samples of each class that is held out if the data
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
@@ -24,14 +30,20 @@ class SourceOptions(HubOptions):
         class_names: Names in the order of the labels; None: as the data say.
     """
 
+    problem_type: ProblemType = "single_label_classification"
     label_column: str | None = None
+    label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
     class_names: list[str] | None = None
 
 
 class Split(Protocol):
-    """Samples of one split with a class for each."""
+    """Samples of one split with targets for each.
+
+    `labels`: (S,) int64, a class each; (S, K) float32, 1 for each label of a sample, else 0; or
+    (S, 1) float32, a number each.
+    """
 
     @property
     def labels(self) -> Tensor: ...
@@ -40,19 +52,36 @@ class Split(Protocol):
 
     def select(self, index: Any) -> Any: ...
 
+    def unreadable(self) -> list[str]:
+        """Names of the samples that cannot be used, if they are not checked when they are read."""
+
 
 S = TypeVar("S", bound=Split)
+
+
+def class_counts(labels: Tensor, num_classes: int) -> Tensor:
+    """(K,) int64: samples of each class, from classes (S,) or from labels 0 or 1, (S, K)."""
+    return labels.long().sum(0) if labels.ndim == 2 else labels.bincount(minlength=num_classes)
 
 
 class LabelledSource(Source, Generic[S]):
     """Base: subclasses have class names, and read the samples of a split."""
 
-    checkpoint_classes: list[str] | None = None  # used without a training split
+    checkpoint_classes: list[str] | None = None  # of the model that is tested or resumed
+    needs_every_class = True  # whether the training split must have samples of each class
+    problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
 
     @property
     def class_names(self) -> list[str]:
         """Names in the order of the labels."""
         raise NotImplementedError
+
+    @property
+    def tested_classes(self) -> list[str] | None:
+        """Those of a checkpoint that is tested, of which the data may have only some."""
+        if self.needs_every_class and self.has("train"):
+            return None
+        return self.checkpoint_classes
 
     def records(self, split: str) -> S | None:
         """Samples of "train", "val" or "test"; None if the data have no such split."""
@@ -61,7 +90,8 @@ class LabelledSource(Source, Generic[S]):
     def split(self, split: str) -> S:
         """The samples of "train", "val" or "test".
 
-        Without a validation split, it is `val_fraction` of each class of the training split;
+        Without a validation split, it is `val_fraction` of each class of the training split, or of
+        all samples if they do not have one class each;
         without a test split, the validation split is tested, with a warning. Raises `UsageError` if
         there is no training split, or it is too small to hold samples out.
         """
@@ -69,16 +99,23 @@ class LabelledSource(Source, Generic[S]):
         if found is not None and (split != "train" or self.has("val")):
             return found
         if split == "test":
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
+            self.warn_untested()
             return self.split("val")
         train = found if split == "train" else self.records("train")
         if train is None:
             raise UsageError(f"{self.origin} has no training split.")
         options = self.options
-        first, second = stratified_split(train.labels, options.val_fraction, options.split_seed)
+        has_classes = train.labels.ndim == 1
+        strata = train.labels if has_classes else torch.zeros(len(train), dtype=torch.int64)
+        first, second = stratified_split(strata, options.val_fraction, options.split_seed)
         if len(second) == 0:
+            bad = train.unreadable()
+            also = ""
+            if bad:
+                also = f", and {len(bad)} of the {len(train)} cannot be read, such as {bad[0]}"
             raise UsageError(
-                f"there are too few training {self.noun} to hold some out: add a validation split."
+                f"there are too few training {self.noun} to hold some out{also}: add a validation "
+                "split."
             )
         return train.select(first if split == "train" else second)
 
@@ -88,24 +125,41 @@ class LabelledSource(Source, Generic[S]):
         """The class names as the options call them.
 
         Raises:
-            UsageError: The options name another number of classes, or there are fewer than two.
+            UsageError: The data do not have targets of this problem type; or the options name
+                another number of classes, or there are fewer than two.
         """
+        problem_type = self.options.problem_type
+        if not self.options.label_separator:
+            raise UsageError("--data.dataset.label_separator must not be empty.")
+        if problem_type not in self.problem_types:
+            raise UsageError(
+                f"the {self.noun} of {self.origin} have one class each: for {problem_type} read "
+                "them from a table, such as a CSV file with a column of labels or numbers."
+            )
         names = self.class_names
         given = self.options.class_names or names
         if len(given) != len(names):
             raise UsageError(
-                f"class_names lists {len(given)} classes, the data have {len(names)}: "
-                f"{shortened(names)}."
+                f"--data.dataset.class_names lists {len(given)} classes, the data have "
+                f"{len(names)}: {shortened(names)}."
             )
-        if len(given) < 2:
+        if len(given) < 2 and problem_type != "regression":
+            found = f"one class only ({given[0]})" if given else "no labels"
+            raise UsageError(f"the data have {found}: classification needs two.")
+        if len(set(given)) < len(given) or "" in given:
             raise UsageError(
-                f"the data have one class only ({shortened(given)}): classification needs two."
+                f"--data.dataset.class_names must be different words: {shortened(given)}."
             )
         return given
 
     def require_classes(self, expected: list[str]) -> None:
         """Compares the classes with those of a checkpoint. Raises `UsageError` if they differ."""
         names = self.checked_class_names()
+        if names != expected and self.options.problem_type == "regression":
+            raise UsageError(
+                f"the data have the numbers {names[0]}, the checkpoint {expected[0]}: name the "
+                "column with --data.dataset.label_column."
+            )
         if names != expected:
             raise UsageError(
                 f"the data have {len(names)} classes ({shortened(names)}), the checkpoint "

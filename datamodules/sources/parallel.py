@@ -8,7 +8,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.labels import is_text
-from datamodules.sources.readers.tables import ARROW, CSV, JSON_LINES, CellTypes, TableSource
+from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes, TableSource
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
 
@@ -53,10 +53,6 @@ class ParallelSource(TextSource):
 
     noun = "pairs"
     labelled = False
-    sources_by_suffix = {
-        **dict.fromkeys((*CSV, ".jsonl", ".ndjson"), "table"),
-        **dict.fromkeys(ARROW, "hub"),
-    }
 
     def __init__(
         self,
@@ -162,21 +158,32 @@ class PairHub(TableSource, ParallelSource):
 
 
 class PairTables(PairHub):
-    """Pairs in CSV, TSV or JSON Lines files; a single file, or one for each split.
+    """Base of pairs in tables that are files; a single file, or one for each split."""
 
-    Quotes mean nothing in TSV, as is the custom for sentences.
-    """
-
-    suffixes = (*CSV, *JSON_LINES)
     unused_options = {"name", "subset", "test"}
-    advice = (
-        ", or choose with --data.languages; if the first line of a CSV or TSV file is a pair, too, "
-        "add --data.dataset.header false"
-    )
-
-    kind = "CSV, TSV or JSON Lines"
-    quoted_tsv = False
 
     @property
     def cell_types(self) -> CellTypes:
         return {self.candidates(side): (str,) for side in (0, 1)}
+
+
+class CsvPairs(PairTables):
+    """Pairs in CSV or TSV files. Quotes mean nothing in TSV, as is the custom for sentences."""
+
+    suffixes = CSV
+    example = "train.tsv"
+    kind = "CSV or TSV"
+    quoted_tsv = False
+    advice = (
+        ", or choose with --data.languages; if the first line of a file is a pair, too, add "
+        "--data.dataset.header false"
+    )
+
+
+class JsonPairs(PairTables):
+    """Pairs in JSON Lines files."""
+
+    suffixes = JSON_LINES
+    example = "train.jsonl"
+    kind = "JSON Lines"
+    unused_options = PairTables.unused_options | {"header"}

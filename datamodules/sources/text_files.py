@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source
-from datamodules.sources.readers.folders import ClassFolders, files_below
+from datamodules.sources.readers.folders import ClassFolders, files_below, files_by_split
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.labels import LabelledTables, is_text, may_be_classes
+from datamodules.sources.readers.labels import (
+    ClassColumn,
+    LabelledTables,
+    is_text,
+    may_be_classes,
+)
 from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes
 from datamodules.sources.texts import TextSamples, TextSource, text_samples
-from datamodules.utils.errors import UsageError
 from datamodules.utils.files import printable, read_bytes
 from datamodules.utils.splits import SPLITS
 
@@ -49,29 +53,27 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         columns = self.table(split).columns
         names = [field.name for field in columns.schema if may_be_classes(field.type)]
         if self.options.label_column or set(names) & set(self.label_candidates(columns.schema)):
-            return self.class_indices(split)
+            return ClassColumn(self).class_indices(split)
         return torch.zeros(columns.num_rows, dtype=torch.int64)
 
 
 class TextTables(TextHub):
     """Base of texts in a column of files; a single file, or one for each split."""
 
-    unused_options = {"name", "subset", "local"}
+    unused_options = {"name", "subset"}
 
     @property
     def cell_types(self) -> CellTypes:
         """Types of the cells that are read, by the names that their column may have."""
-        label = self.options.label_column
         found: CellTypes = {text_column_candidates(self.options): (str,)}
-        if self.labelled:
-            found[(label,) if label else ("label", "labels")] = (str, int)
-        return found
+        return {**found, **self.label_cells} if self.labelled else found
 
 
 class CsvTexts(TextTables):
     """Texts in CSV or TSV files."""
 
     suffixes = CSV
+    example = "train.csv"
     kind = "CSV"
 
 
@@ -79,18 +81,19 @@ class JsonTexts(TextTables):
     """Texts in JSON Lines files."""
 
     suffixes = JSON_LINES
+    example = "train.jsonl"
     kind = "JSON Lines"
 
 
 class TextFolder(ClassFolders[TextSamples], TextSource):
-    """A text in each file, a folder for each class: `train/CLASS/*.txt`; likewise val/ and test/.
+    """A text in each file, a folder for each class: `train/CLASS/*.txt`, or only `CLASS/*.txt`.
 
     Texts without a class may lie in `unsupervised/` (or unsup/, unlabelled/, unlabeled/), beside
     train/ or in it.
     """
 
     suffixes = (".txt",)
-    example = "*.txt"
+    example = "CLASS/*.txt or train/CLASS/*.txt"
     no_classes = SPLITS["unlabelled"]  # names of folders
 
     def split_folder(self, split: str) -> Path | None:
@@ -132,31 +135,43 @@ class TextFolder(ClassFolders[TextSamples], TextSource):
         return None
 
 
-class PlainTexts(TextFolder):
+class CorpusFolder(TextFolder):
+    """Texts to pretrain on in `train/CLASS/*.txt`; in other folders they are `PlainTexts`."""
+
+    example = "train/CLASS/*.txt"
+    needs_train = True
+
+
+class PlainTexts(CorpusFolder):
     """Texts to pretrain on: a file of documents between empty lines, or a folder of documents.
 
-    A folder with `train/CLASS/` is read as `TextFolder` reads it, so that pretraining and
-    classification hold out the same validation texts.
+    In a folder, the first part of a path that is called train, validation (valid, val, dev) or test
+    says which split a file is of, if there are any called train; else all is training text.
     """
 
+    example = "*.txt"
+
+    @classmethod
+    def reads(cls, file: Path) -> bool:
+        return file.suffix.lower() in cls.suffixes and not super().reads(file)
+
     @cached_property
-    def _unsplit(self) -> Path | None:
-        """The file or folder of documents; None: a folder of splits and classes."""
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split. Raises `UsageError` if there are none."""
         path = self.require_path("a .txt file, or a folder of such files")
-        return path if path.is_file() or super().split_folder("train") is None else None
+        return files_by_split(path, self.suffixes, self.reject)
+
+    def prepare(self) -> None:
+        """Checks that there are files; nothing is downloaded."""
+        _ = self.files
 
     def has(self, split: str) -> bool:
-        return split == "train" if self._unsplit else super().has(split)
+        return split in self.files
 
     def read(self, split: str) -> TextSamples:
-        path = self._unsplit
-        if path is None:
-            return super().read(split)
+        path = self.require_path(self.example)
         if path.is_dir():
-            paths = files_below(path, self.suffixes, self.reject)
-            if not paths:
-                raise UsageError(f"{path} holds no {', '.join(self.suffixes)} files.")
-            return self.read_files(paths)
+            return self.read_files(self.files[split])
         texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
         where = f"document {{}} of {path}"  # {}: its number
         return text_samples(texts, torch.arange(1, len(texts) + 1), where=where)

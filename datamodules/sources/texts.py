@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.labelled import LabelledSource, SourceOptions
+from datamodules.sources.labelled import LabelledSource, SourceOptions, class_counts
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.labels import is_not_utf8
 from datamodules.utils.errors import DataError, UsageError
@@ -33,7 +33,7 @@ class TextSamples:
     """The S texts of one split with a class for each, or texts with their translations."""
 
     columns: tuple[pa.ChunkedArray, ...]  # strings: the texts, or sources and targets
-    labels: Tensor  # (S,) int64; 0 if the texts have no classes
+    labels: Tensor  # as `Split.labels`; (S,) zeros if the texts have no classes
     rows: Tensor  # (S,) int64, the number of each sample in its file or table
     where: str | Sequence[Any]  # names for messages: "line {} of reviews.csv", or files by number
 
@@ -52,6 +52,10 @@ class TextSamples:
         columns = tuple(column.take(pa.array(index.numpy())) for column in self.columns)
         labels = self.labels[index]
         return replace(self, columns=columns, labels=labels, rows=self.rows[index])
+
+    def unreadable(self) -> list[str]:
+        """None: a source checks the texts that it reads."""
+        return []
 
     def find(self, test: Callable[[pa.ChunkedArray], Tensor]) -> Tensor:
         """(S,) bool: for which samples a test of the texts is True in any column."""
@@ -113,12 +117,6 @@ class TextSource(LabelledSource[TextSamples]):
     """
 
     noun = "texts"
-    sources_by_suffix = {
-        **dict.fromkeys((".csv", ".tsv"), "csv"),
-        **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
-        **dict.fromkeys((".parquet", ".arrow"), "hub"),
-        ".txt": "txt",
-    }
     labelled = True
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -139,14 +137,15 @@ class TextSource(LabelledSource[TextSamples]):
             return None
         if split not in self._checked:
             samples = self.usable(self.read(split), split)
-            if split == "train" and self.labelled:
+            is_checked = self.labelled and self.options.problem_type != "regression"
+            if split == "train" and is_checked and self.needs_every_class:
                 self._require_every_class(samples)
             self._checked[split] = samples
         return self._checked[split]
 
     def _require_every_class(self, samples: TextSamples) -> None:
         names = self.class_names
-        counts = samples.labels.bincount(minlength=len(names)).tolist()
+        counts = class_counts(samples.labels, len(names)).tolist()
         if 0 in counts:
             raise UsageError(
                 f"class {names[counts.index(0)]} is missing from the training split of "

@@ -5,6 +5,7 @@ from datamodules.tokenizers.config import (
     TokenizerConfig,
     TokenizerName,
     TruncateName,
+    truncation,
 )
 from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.tokenizers.special_tokens import SPECIAL_TOKENS, BoundaryTokens, SpecialTokenIds
@@ -21,4 +22,5 @@ __all__ = [
     "TokenizerConfig",
     "TokenizerName",
     "TruncateName",
+    "truncation",
 ]

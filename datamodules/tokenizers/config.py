@@ -8,6 +8,16 @@ from datamodules.utils.errors import UsageError
 
 TokenizerName = Literal["whitespace", "word", "character", "bpe", "wordpiece"]
 TruncateName = Literal["head", "tail", "both"]
+KEPT_PARTS = {"head": "the head", "tail": "the tail", "both": "head and tail"}
+
+
+def truncation(what: str, limit: int, kept: TruncateName) -> str:
+    """The message that texts were truncated to `limit` tokens.
+
+    >>> truncation("3 of 20 texts", 128, "head")
+    '3 of 20 texts: truncated to 128 tokens, keeping the head'
+    """
+    return f"{what}: truncated to {limit:,} tokens, keeping {KEPT_PARTS[kept]}"
 
 
 @dataclass(frozen=True)
@@ -37,21 +47,21 @@ class TokenizerConfig:
     def __post_init__(self) -> None:
         if self.file is None and None in (self.kind, self.min_frequency, self.lowercase):
             raise UsageError(
-                "the tokenizer's kind, min_frequency or lowercase is null: set it, or give a file."
+                "--data.tokenizer.kind, min_frequency or lowercase is null: set it, or give a file."
             )
         kinds = get_args(TokenizerName)
         if self.kind not in (None, *kinds):
             raise UsageError(
-                f"the tokenizer's kind is {self.kind}, but must be one of {', '.join(kinds)}."
+                f"--data.tokenizer.kind is {self.kind}, but must be one of {', '.join(kinds)}."
             )
         if self.vocabulary <= len(SPECIAL_TOKENS):
             raise UsageError(
-                f"the tokenizer's vocabulary is {self.vocabulary}, but must be more than its "
+                f"--data.tokenizer.vocabulary is {self.vocabulary}, but must be more than its "
                 f"{len(SPECIAL_TOKENS)} special tokens."
             )
         if self.min_frequency is not None and self.min_frequency < 1:
             raise UsageError(
-                f"the tokenizer's min_frequency is {self.min_frequency}, but must be at least 1."
+                f"--data.tokenizer.min_frequency is {self.min_frequency}, but must be at least 1."
             )
 
 
@@ -84,7 +94,8 @@ class PairTokenizerConfig(TokenizerConfig):
         super().__post_init__()
         if self.target_file is not None and self.file is None:
             raise UsageError(
-                "the tokenizer's target_file needs a file for the source: give both, or train both."
+                "--data.tokenizer.target_file needs --data.tokenizer.file for the source: give "
+                "both, or train both."
             )
 
     def single(self) -> TokenizerConfig:

@@ -24,7 +24,7 @@ class PairTokenizer:
         self.decoder_start_id = target.special_id("bos") if config.start is None else config.start
         if not 0 <= self.decoder_start_id < target.vocab_size:
             raise UsageError(
-                f"the tokenizer's start is {config.start}, but must be one of its "
+                f"--data.tokenizer.start is {config.start}, but must be one of its "
                 f"{target.vocab_size} tokens."
             )
         self.eos_id = target.special_id("eos")

@@ -227,7 +227,8 @@ class Tokenizer:
         room = max_length - self.num_special_tokens(pair is not None)
         if room < (1 if pair is None else 2):
             raise UsageError(
-                f"max_length is {max_length}, which leaves no room for text between special tokens."
+                f"--data.max_length is {max_length}, which leaves no room for text between special "
+                "tokens."
             )
         if pair is None:
             first = self.truncate(ids, room)

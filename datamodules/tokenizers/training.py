@@ -137,13 +137,13 @@ def train_tokenizer(texts: Texts, config: TokenizerConfig) -> str:
     size = backend.get_vocab_size()
     if size > config.vocabulary:  # BPE and WordPiece begin with all single characters
         raise UsageError(
-            f"the tokenizer's vocabulary is {config.vocabulary}, but its special tokens and single "
-            f"characters alone are {size}: make it larger."
+            f"--data.tokenizer.vocabulary is {config.vocabulary}, but its special tokens and "
+            f"single characters alone are {size}: make it larger."
         )
     if size == len(SPECIAL_TOKENS):
         raise UsageError(
             f"nothing in the texts occurs {config.min_frequency} times: give more text, or lower "
-            "the tokenizer's min_frequency."
+            "--data.tokenizer.min_frequency."
         )
     # For other programs that read the file; here `Tokenizer.build_inputs` does it.
     backend.post_processor = processors.TemplateProcessing(

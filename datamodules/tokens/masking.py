@@ -29,12 +29,12 @@ class MaskConfig:
     def __post_init__(self) -> None:
         if not 0 < self.probability < 1:
             raise UsageError(
-                f"the probability of masking is {self.probability}, but must lie between 0 and 1."
+                f"--model.mask.probability is {self.probability}, but must lie between 0 and 1."
             )
         if min(self.mask, self.random) < 0 or self.mask + self.random > 1 + 1e-9:
             raise UsageError(
-                f"of the selected tokens {self.mask} become [MASK] and {self.random} random ones: "
-                "both must be at least 0, and together at most 1."
+                f"--model.mask.mask is {self.mask} and --model.mask.random {self.random}, but both "
+                "must be at least 0, and together at most 1."
             )
 
 

@@ -1,6 +1,6 @@
 """Which samples form which batch: a function of the seed, the epoch and the batch number only."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,6 +12,24 @@ def epoch_permutation(size: int, seed: int, epoch: int) -> Tensor:
     """Permutation (size,) of this seed and epoch, the same on every rank and machine."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return torch.randperm(size, generator=generator)
+
+
+def balanced_sample(classes: Tensor, seed: int, epoch: int) -> Tensor:
+    """(S,) indices drawn with replacement, each class equally likely, as epoch_permutation is.
+
+    What torch's `WeightedRandomSampler` draws with the weights 1 / (samples of the class).
+
+    Args:
+        classes: (S,) int64, the class of each sample.
+        seed, epoch: Of the random numbers.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    _, counts = classes.unique(return_counts=True)  # (K,) of the classes that occur
+    starts = counts.cumsum(0) - counts  # (K,)
+    drawn = torch.randint(len(counts), (len(classes),), generator=generator)  # (S,)
+    random = torch.rand(len(classes), generator=generator, dtype=torch.float64)  # (S,)
+    members = (random * counts[drawn]).long()  # (S,) of each drawn class
+    return classes.argsort(stable=True)[starts[drawn] + members]
 
 
 # A SequentialSampler by type only: with overfit_batches Lightning replaces every other sampler.
@@ -32,6 +50,8 @@ class ResumableBatchSampler(SequentialSampler):
         shuffle: New order in each epoch (training), or that of the data set (evaluation).
         drop_last: Leave out the last batch if it is not full on every rank.
         rank, world_size: This process, and the number of processes.
+        balanced: (S,) int64, the class of each sample: with `shuffle`, samples are drawn with
+            replacement, each class equally likely; None: an epoch takes every sample once.
 
     Raises:
         ValueError: `batch_size`, `size` or `rank` is out of range.
@@ -48,6 +68,7 @@ class ResumableBatchSampler(SequentialSampler):
         drop_last: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        balanced: Tensor | None = None,
     ) -> None:
         if size < 1 or batch_size < 1:
             raise ValueError(f"size ({size}) and batch_size ({batch_size}) must be at least 1.")
@@ -57,6 +78,7 @@ class ResumableBatchSampler(SequentialSampler):
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
+        self.balanced = balanced
         self.rank = rank
         self.world_size = world_size
         self.boundaries = self._boundaries(drop_last)
@@ -78,6 +100,8 @@ class ResumableBatchSampler(SequentialSampler):
 
     def order(self, epoch: int) -> Tensor:
         """All sample indices (S,) in the order of this epoch."""
+        if self.shuffle and self.balanced is not None:
+            return balanced_sample(self.balanced, self.seed, epoch)
         if self.shuffle:
             return epoch_permutation(self.size, self.seed, epoch)
         return torch.arange(self.size)
@@ -139,10 +163,12 @@ class BucketBatchSampler(ResumableBatchSampler):
     Args:
         lengths: (S,) int64, tokens of each sample with padding; or (S, 2) for pairs.
         batch_tokens: Tokens per batch and rank, instead of `batch_size` samples.
-        batch_size, seed, shuffle, rank, world_size: As in `ResumableBatchSampler`.
+        batch_size, seed, shuffle, rank, world_size, balanced: As in `ResumableBatchSampler`;
+            `balanced` not with `batch_tokens`, as the steps depend on the lengths that are drawn.
 
     Raises:
-        ValueError: As `ResumableBatchSampler`, or `batch_tokens` is less than the longest sample.
+        ValueError: As `ResumableBatchSampler`, `batch_tokens` is less than the longest sample, or
+            given with `balanced`.
     """
 
     joins_last = True
@@ -156,9 +182,12 @@ class BucketBatchSampler(ResumableBatchSampler):
         shuffle: bool = False,
         rank: int = 0,
         world_size: int = 1,
+        balanced: Tensor | None = None,
     ) -> None:
         if len(lengths) == 0:
             raise ValueError("size is 0: there are no samples to batch.")
+        if balanced is not None and batch_tokens is not None:
+            raise ValueError("batch_tokens and balanced exclude each other.")
         self.lengths = lengths  # (S,)
         self.sort_keys = lengths  # (S,)
         if lengths.dim() == 2:
@@ -170,7 +199,15 @@ class BucketBatchSampler(ResumableBatchSampler):
                 f"batch_tokens is {batch_tokens}, but the longest sample has {longest} tokens."
             )
         self.batch_tokens = batch_tokens
-        super().__init__(len(lengths), batch_size, seed, shuffle, rank=rank, world_size=world_size)
+        super().__init__(
+            len(lengths),
+            batch_size,
+            seed,
+            shuffle,
+            rank=rank,
+            world_size=world_size,
+            balanced=balanced,
+        )
 
     def order(self, epoch: int) -> Tensor:
         """Sample indices (S,) of this epoch, longest first."""
@@ -205,27 +242,65 @@ class EvalBatchSampler(SequentialSampler):
 
     All ranks have the same number of batches: a rank without one in the last round repeats the
     last batch, which does not count.
+
+    Args:
+        batches: Those of one process.
+        rank, world_size: This process, and the number of processes.
+        done: Numbers of batches to leave out.
+        limit: Of batches on each rank, as Lightning's `limit_val_batches`: a number, or a fraction
+            if it is a float. A limited evaluation takes samples from all parts of the order, always
+            the same.
     """
 
-    def __init__(self, batches: ResumableBatchSampler, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        batches: ResumableBatchSampler,
+        rank: int = 0,
+        world_size: int = 1,
+        done: Collection[int] = (),
+        limit: int | float = 1.0,
+    ) -> None:
         self.batches = batches
         self.rank = rank
         self.world_size = world_size
+        self.numbers = [number for number in range(len(batches)) if number not in done]
+        self.limit = int(len(self) * limit) if isinstance(limit, float) else min(limit, len(self))
 
     def is_counted(self, number: int) -> bool:
         """Whether this rank's batch of that number, from 0 on, is no repetition."""
-        return number * self.world_size + self.rank < len(self.batches)
+        return number * self.world_size + self.rank < len(self.numbers)
+
+    def batch_number(self, number: int) -> int:
+        """The number among those of one process of this rank's counted batch of that number."""
+        return self.numbers[number * self.world_size + self.rank]
 
     def __len__(self) -> int:
-        return -(-len(self.batches) // self.world_size)
+        return -(-len(self.numbers) // self.world_size)
 
     def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+        """The batches; `limit` of them are fewer than `len` says, as Lightning expects it."""
+        if self.limit < len(self):
+            batches = self._spread_samples().split(self.batches.batch_size)
+            yield from (batch.tolist() for batch in batches[self.rank :: self.world_size])
+            return
         batch: list[int] = []
+        own = set(self.numbers[self.rank :: self.world_size])
         for number, batch in enumerate(self.batches):
-            if number % self.world_size == self.rank:
+            if number in own:
                 yield batch
         if not self.is_counted(len(self) - 1):
             yield batch
+
+    def _spread_samples(self) -> Tensor:
+        """Samples of the limited batches of all ranks: one of each of as many parts of the order.
+
+        Which one is drawn: every k-th sample could be of the same class.
+        """
+        order = self.batches.order(0)
+        count = self.limit * self.world_size * self.batches.batch_size
+        bounds = torch.arange(count + 1) * len(order) // count
+        draws = torch.rand(count, generator=torch.Generator().manual_seed(0))
+        return order[bounds[:-1] + (draws * bounds.diff()).long()]
 
 
 def pair_sort_keys(lengths: Tensor) -> Tensor:

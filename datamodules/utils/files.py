@@ -16,12 +16,12 @@ STALE_AFTER = 3600  # seconds without a write: then a process that was killed le
 
 
 def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = False) -> BinaryIO:
-    """Opens a regular file to read bytes, or to append (it may then be missing).
+    """Opens a regular file to read bytes, or also to append (it may then be missing).
 
     Never waits for a pipe, and never reads a device. Raises `OSError` if it is not a regular file,
     or with `follow` False a symbolic link.
     """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if append else os.O_RDONLY
     for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY", *([] if follow else ["O_NOFOLLOW"])):
         flags |= getattr(os, name, 0)  # not every system has all of them
     try:
@@ -35,7 +35,23 @@ def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = Fa
         os.close(number)
         kind = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, kind, str(path))
-    return os.fdopen(number, "ab" if append else "rb")
+    return os.fdopen(number, "a+b" if append else "rb")
+
+
+def try_lock(file: BinaryIO) -> bool:
+    """Locks a file that is open to append; False if another process has locked it.
+
+    The lock ends when the file is closed, or the process ends, however that happens. Where there
+    are no locks (Windows, some file systems), nothing is locked, and the result is True.
+    """
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
 
 
 def read_bytes(path: str | os.PathLike, follow: bool = True) -> bytes:

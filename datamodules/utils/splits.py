@@ -39,7 +39,9 @@ def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor
         Indices of the first and of the second part, each sorted.
     """
     if not 0 < fraction < 1:
-        raise UsageError(f"val_fraction is {fraction}, but must lie between 0 and 1.")
+        raise UsageError(
+            f"--data.dataset.val_fraction is {fraction}, but must lie between 0 and 1."
+        )
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     by_class = shuffled[labels[shuffled].argsort(stable=True)]
     held_out = []

@@ -42,9 +42,11 @@ class AugmentConfig:
         limits = {"resized_crop": 1, "flip": 1, "erase": 1, "rand_augment_magnitude": 30}
         for name, value in asdict(self).items():
             if name in limits and not 0 <= value <= limits[name]:
-                raise UsageError(f"{name} is {value}, but must lie between 0 and {limits[name]}.")
+                raise UsageError(
+                    f"--model.augment.{name} is {value}, but must lie between 0 and {limits[name]}."
+                )
             if value < 0:
-                raise UsageError(f"{name} is {value}, but must not be negative.")
+                raise UsageError(f"--model.augment.{name} is {value}, but must not be negative.")
 
 
 class RandomResizedCrop(nn.Module):
@@ -172,13 +174,11 @@ class Augment(nn.Module):
         erased = (random < self.config.erase)[:, None, None, None]  # (B,) -> (B, 1, 1, 1)
         return images.masked_fill(boxes & erased, 0.0)
 
-    def mix(self, images: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    def mix(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mixup and CutMix of each image, float (B, C, H, W), with another of the batch.
 
-        Returns images, and targets float32 (B, K): the fraction of each of K = `num_classes`
-        classes in the pixels.
+        Returns images, and targets float32 (B, K), mixed like the pixels.
         """
-        targets = F.one_hot(labels, num_classes).float()
         if self.config.mixup == self.config.cutmix == 0:
             return images, targets
         weight = self._own_weight(images)

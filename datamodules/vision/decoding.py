@@ -26,13 +26,20 @@ def decode(data: bytes, channels: int) -> Tensor:
         mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data[:4096])
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
-        image: Any = ImageOps.exif_transpose(file)
-        if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
+        return pixels_of(file, channels)
+
+
+def pixels_of(image: Any, channels: int) -> Tensor:
+    """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as of `decode`."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     # (H, W) or (H, W, C) -> (H, W, C) -> (C, H, W)
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)
 

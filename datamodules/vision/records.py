@@ -35,6 +35,10 @@ class Records:
         """The name of sample i in a message."""
         return printable(self.items[int(self.rows[i])])
 
+    def identifiers(self) -> tuple[str, list[Any]]:
+        """A column that tells the samples apart, its name first: the paths of their files."""
+        return "path", [self.name(i) for i in range(len(self))]
+
     def read(self, i: int) -> bytes:
         """Encoded image i."""
         return read_bytes(self.items[int(self.rows[i])])
@@ -84,7 +88,17 @@ class Records:
                     f"{self.name(i)} is {w} x {h} pixels, not square: add --data.image_size N."
                 )
             return h
-        raise DataError("none of the image files can be read.")
+        raise DataError(f"none of the {len(self)} image files can be read, such as {self.name(0)}.")
+
+    def unreadable(self) -> list[str]:
+        """Names of the images that are corrupt, missing or of no known format."""
+        names = []
+        for i in range(len(self)):
+            try:
+                self.image(i, channels=3)
+            except Exception:  # each decoder has its own kinds
+                names.append(self.name(i))
+        return names
 
     def channels(self) -> int:
         """1 if 16 to 31 images from all over the data are grey, else 3."""
@@ -97,7 +111,15 @@ class Records:
         return max(counts, default=3)
 
 
-class PixelRecords(Records):
+class NumberedRecords(Records):
+    """Images that are not files of their own."""
+
+    def identifiers(self) -> tuple[str, list[Any]]:
+        """A column that tells the samples apart, its name first: their rows in the data."""
+        return "index", self.rows.tolist()
+
+
+class PixelRecords(NumberedRecords):
     """Images that need no decoding: items is uint8 (all images, C, H, W)."""
 
     def name(self, i: int) -> str:
@@ -116,7 +138,7 @@ class PixelRecords(Records):
 
 
 @dataclass(frozen=True)
-class TableRecords(Records):
+class TableRecords(NumberedRecords):
     """Images in a column of an Arrow table: bytes, or structs of "bytes" and "path".
 
     Args:

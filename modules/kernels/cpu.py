@@ -33,10 +33,16 @@ HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
 HAS_VNNI = _has("avx512_vnni")
 
 
-def matmul_dtype(device: torch.device) -> torch.dtype:
-    """The type of matrix products that need few digits: bfloat16 where it is native."""
+MIN_SIDE_BFLOAT16 = 128  # casts and calls of smaller products take longer than bfloat16 saves
+
+
+def matmul_dtype(device: torch.device, side: int) -> torch.dtype:
+    """The type of matrix products that need few digits: bfloat16 where it is native and faster.
+
+    `side` is the shorter one of the matrices.
+    """
     if device.type == "cpu":
-        native = HAS_BFLOAT16
+        native = HAS_BFLOAT16 and side >= MIN_SIDE_BFLOAT16
     elif device.type == "cuda":
         native = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
@@ -49,5 +55,7 @@ def kernels() -> dict[str, str]:
     return {
         "float32 products": "oneDNN" if PREFERS_ONEDNN else "PyTorch",
         "int8 products": "FBGEMM" if HAS_FBGEMM else "PyTorch, in float32",
-        "orthogonalization": "bfloat16" if HAS_BFLOAT16 else "float32",
+        "orthogonalization": f"bfloat16 from a side of {MIN_SIDE_BFLOAT16} on"
+        if HAS_BFLOAT16
+        else "float32",
     }

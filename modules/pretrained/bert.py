@@ -18,11 +18,11 @@ from modules.pretrained.settings import (
     check_fixed_options,
     check_heads,
     check_settings,
+    count_classes,
     quoted,
     write_options,
 )
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
-from modules.schema import checked
 
 HEADS = ("pool.", "pooler.", "head.", "sentence.")  # need not be in a file
 POSITION_TABLE = "encoder.position.table"
@@ -162,7 +162,7 @@ class BertFamily(TransformersFamily[BertConfig]):
             options["max_length"] -= options["pad_id"] + 1
             options["pooler_dropout"] = options["head_dropout"]
         options |= {
-            "num_classes": count_classes(settings),
+            "num_classes": count_classes(settings, "SequenceClassification"),
             "embedding_norm": True,
             "pooler": self.pooler,
             "order": "post",
@@ -200,16 +200,6 @@ class BertFamily(TransformersFamily[BertConfig]):
     def check_classifier(self, config: BertConfig) -> None:
         """The same for what comes after the encoder in a classifier."""
         check_fixed_options(self.name, config, {"pool": "cls", "pooler": self.pooler})
-
-
-def count_classes(settings: Settings) -> int | None:
-    """Returns the number of classes of a classifier; files leave it out if it is 2."""
-    count = checked(int | None, settings.get("num_labels"), "num_labels")
-    names = checked(dict[Any, Any] | None, settings.get("id2label"), "id2label")
-    architectures = settings.get("architectures") or ()
-    if not any("SequenceClassification" in name for name in architectures):
-        return None
-    return count or len(names or (0, 1))
 
 
 # Names --------------------------------------------------------------------------------------------

@@ -180,3 +180,15 @@ def check_heads(family: str, stack: StackConfig) -> None:
     sizes = stack.resolved
     plain = sizes.kv_heads == stack.heads and stack.heads * sizes.head_dim == stack.width
     require(plain, f"{family} models have as many kv_heads as heads, each of size width / heads.")
+
+
+def count_classes(settings: Settings, head: str) -> int | None:
+    """Returns the number of classes of a classifier; files leave it out if it is 2.
+
+    None if the architecture is not one with this `head`, such as "SequenceClassification".
+    """
+    count = checked(int | None, settings.get("num_labels"), "num_labels")
+    names = checked(dict[Any, Any] | None, settings.get("id2label"), "id2label")
+    if not any(head in name for name in settings.get("architectures") or ()):
+        return None
+    return count or len(names or (0, 1))

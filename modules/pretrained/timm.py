@@ -6,6 +6,7 @@ parts.
 
 import math
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -150,6 +151,51 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         "qk_norm": stack.qk_norm,
         "init_values": None if scale is None else scale or 1e-5,  # 0 means none there
         "act_layer": stack.feedforward,
+    }
+
+
+# What timm's config.json may say of a model that ours can equal.
+ARGUMENTS = timm_arguments(ViTConfig()).keys() | {"dynamic_img_size"}
+
+
+def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the config.json of timm for the same model.
+
+    Args:
+        config: Of our model.
+        metadata: Of its data: problem_type, class_names, mean and std of each channel in [0, 1].
+
+    Raises:
+        ValueError: timm has no such model, with the option.
+    """
+    stack = config.stack
+    require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
+    defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
+    defaults["fc_norm"] = config.pool != "cls"
+    size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
+    if size != "base":
+        defaults |= {"embed_dim": stack.width, "num_heads": stack.heads}
+    arguments = timm_arguments(config)
+    return {
+        "architecture": f"vit_{size}_patch16_224",
+        "num_classes": config.num_classes,
+        "num_features": stack.width,
+        "global_pool": arguments["global_pool"],
+        "label_names": metadata["class_names"],
+        "problem_type": metadata["problem_type"],
+        "model_args": {name: value for name, value in arguments.items() if value != defaults[name]},
+        "pretrained_cfg": {
+            "num_classes": config.num_classes,
+            "input_size": [config.channels, config.image_size, config.image_size],
+            "fixed_input_size": True,
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+            "crop_mode": "center",
+            "mean": metadata["mean"],
+            "std": metadata["std"],
+            "first_conv": "patch_embed.proj",
+            "classifier": "head",
+        },
     }
 
 

@@ -5,21 +5,53 @@ part of the token.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from modules.config import require
+from modules.config import StackConfig, require
 from modules.models.vit import ViT, ViTConfig
 from modules.position import resize_grid
-from modules.pretrained.family import Family
-from modules.pretrained.settings import check_fixed_options
+from modules.pretrained.family import Family, TransformersFamily
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    Settings,
+    build_config,
+    check_fixed_options,
+    count_classes,
+)
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 
 POSITION_TABLE = "position.table"
 TOKENS = "prefix.vectors"
 BLOCK = "stack.blocks.{i}"
+OPTIONS = {  # of transformers' config.json -> ours
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "num_channels": "channels",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_width",
+    "hidden_act": "feedforward",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "qkv_bias": "qkv_bias",
+}
+DEFAULTS = {
+    "image_size": 224,
+    "patch_size": 16,
+    "channels": 3,
+    "feedforward": "gelu",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "norm_eps": 1e-12,
+    "qkv_bias": True,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +73,7 @@ class ViTFamily(Family[ViTConfig]):
         return weight_names(self.layers, config.stack.depth, tensors)
 
     def networks(self, config: ViTConfig) -> list[nn.Module]:
-        return [ViT(config)]
+        return [ViT(replace(config, num_classes=config.num_classes or 1))]
 
     def check(self, config: ViTConfig) -> None:
         check_fixed_options(self.name, config, {"position": "learned"})
@@ -55,8 +87,13 @@ class ViTFamily(Family[ViTConfig]):
         table of positions has rows for class and register tokens; None: inferred from its length.
         """
         self.check(config)
+        state = {self.full_name(name): value for name, value in state.items()}
         missing = f"{self.positions} is missing: these are not weights of a {self.name} ViT."
         require(self.positions in state, missing)
+        for name in (self.positions, *self.tokens):
+            shape = tuple(state[name].shape) if name in state else (1, 1, config.stack.width)
+            fits = len(shape) == 3 and shape[::2] == (1, config.stack.width)
+            require(fits, f"{name} is {shape}, not (1, count, {config.stack.width}).")
         rest = dict(state)
         positions = rest.pop(self.positions)[0]  # (P + N, E) or (N, E)
         tokens = [rest.pop(name)[0] for name in self.tokens if name in rest]
@@ -120,9 +157,29 @@ def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | N
     return fitting[0]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
+    """The ViT of transformers, whose config.json says the sizes; arguments as of both bases."""
+
+    architecture: str = "ViT"
+    options: dict[str, str] = field(default_factory=lambda: OPTIONS)
+    required: tuple[str, ...] = ("width", "depth", "heads", "mlp_width")
+    defaults: dict[str, Any] = field(default_factory=lambda: DEFAULTS)
+    activations: Any = field(default_factory=lambda: ACTIVATIONS)
+    unused: str = r"(pooler|decoder)\.|mask_token$"  # of heads for other tasks
+    prefix: str = "vit."
+    heads: tuple[str, ...] = ("classifier.", POSITION_TABLE, TOKENS)
+
+    def config_from_external(self, settings: Settings) -> ViTConfig:
+        """Returns our config; `num_classes` is null unless the file describes a classifier."""
+        options = self.read(settings, StackConfig, ViTConfig)
+        options["num_classes"] = count_classes(settings, "ImageClassification")
+        return build_config(ViTConfig, options | {"mlp_dropout": 0.0})
+
+
 def transformers_vit(
     name: str, block: str, qkv: tuple[str, str, str], layers: dict[str, str]
-) -> ViTFamily:
+) -> TransformersViT:
     """Returns a family of transformers; `layers` are our names in a block -> theirs."""
     names: Layers = {
         "embed.stem.conv": "vit.embeddings.patch_embeddings.projection",
@@ -133,7 +190,7 @@ def transformers_vit(
         "head.linear": "classifier",
     }
     names |= {f"{BLOCK}.{ours}": f"{block}.{theirs}" for ours, theirs in layers.items()}
-    return ViTFamily(
+    return TransformersViT(
         name=name,
         layers=names,
         positions="vit.embeddings.position_embeddings",
@@ -204,4 +261,7 @@ HUGGINGFACE5 = transformers_vit(  # names in memory since transformers 5; files 
         "feedforward.down": "mlp.fc2",
     },
 )
-FAMILIES = {family.name: family for family in (TIMM, TORCHVISION, HUGGINGFACE, HUGGINGFACE5)}
+FAMILIES: dict[str, ViTFamily] = {
+    family.name: family for family in (TIMM, TORCHVISION, HUGGINGFACE, HUGGINGFACE5)
+}
+BY_MODEL_TYPE = {"vit": HUGGINGFACE}  # of files, by the model_type in config.json

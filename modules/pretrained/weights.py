@@ -13,7 +13,10 @@ State = dict[str, Tensor]
 Layers = dict[str, str | tuple[str, ...]]
 Names = dict[str, tuple[str, ...]]
 Built = TypeVar("Built")
-BUILD_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError)
+BUILD_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError),
+    *(LookupError, RuntimeError, TypeError),
+)
 
 
 def weight_names(layers: Layers, depth: int, tensors: Mapping[str, str] | None = None) -> Names:

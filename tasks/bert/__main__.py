@@ -12,12 +12,14 @@ APP = App(
     data="datamodules.reviews:ReviewData",
     presets="modules.models.bert:BERT_PRESETS",
     pretrained="tasks.bert.architectures:pretrained_options",
+    links={"model.problem_type": "data.dataset.problem_type"},
     default_config="configs/bert/reviews.yaml",
+    predict_input="a file with a text on each line; - reads standard input",
     takes_text=True,
     epochs=5,
     extra_commands={
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.bert.export:export",
         ),
         "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),
@@ -31,7 +33,7 @@ APP = App(
         'tokenize --text "not bad at all"',
     ),
     next_commands=(
-        "predict --ckpt_path {best} --data.predict_path FILE",
+        "predict --ckpt_path {best} --input FILE",
         "export --ckpt_path {best} --format safetensors",
     ),
 )

@@ -1,27 +1,61 @@
 """`export` of `python -m tasks.bert` and `python -m tasks.mlm`: weights for other programs."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import FAMILIES
-from tasks.checkpoints.exporting import TextFormat, export_text_model
-from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.exporting import (
+    TextFormat,
+    export_text_model,
+    with_numbers_in_units,
+)
+from tasks.checkpoints.reading import KEY, load_network, read_checkpoint
 from tasks.errors import UsageError
 
-NETWORKS: dict[str, type[nn.Module]] = {"bert": BertClassifier, "mlm": BertMaskedLM}
+Format = TextFormat | Literal["onnx"]
 
 
-def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
-    """Write a checkpoint's weights for Hugging Face's transformers or any reader of safetensors.
+class FromTokens(nn.Module):
+    """A classifier of texts whose inputs have the names of transformers."""
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, N) twice, the mask 0 at padding -> logits (B, K)."""
+        return self.net(input_ids, attention_mask.bool())
+
+
+class TokensFromTokens(FromTokens):
+    """A masked language model likewise."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(B, N) twice, the mask 0 at padding -> logits (B, N, V)."""
+        return self.net.head(self.net.hidden(input_ids, attention_mask.bool()))
+
+
+# Network and graph of each task.
+NETWORKS: dict[str, tuple[type[nn.Module], type[FromTokens]]] = {
+    "bert": (BertClassifier, FromTokens),
+    "mlm": (BertMaskedLM, TokensFromTokens),
+}
+
+
+def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> None:
+    """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
         format: hf: a folder with weights, config and tokenizer for `from_pretrained`, as BERT (also
-            what came from RoBERTa) or, if only that has the same parts, as DistilBERT; safetensors:
-            a file with our own names, config and the data's metadata in the header.
+            what came from RoBERTa) or, if only that has the same parts, as DistilBERT; onnx: a
+            folder with a graph from `input_ids` and `attention_mask` to `logits`, of any batch size
+            and length, and the tokenizer; safetensors: a file with our own names, config and the
+            data's metadata in the header.
         output: Folder or file to write; null: beside the checkpoint.
     """
     checkpoint = read_checkpoint(ckpt_path)
@@ -29,23 +63,25 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     task = saved["task"]
     if task not in NETWORKS:
         raise UsageError(f"checkpoint '{ckpt_path}' is of task {task}: use python -m tasks.{task}")
-    net = NETWORKS[task](load_config(BertConfig, saved["net"]))
-    net.load_state_dict(net_weights(checkpoint))
-    metadata = saved["metadata"]
-
-    convert = partial(to_huggingface, class_names=metadata.get("class_names"))
-    export_text_model(net, metadata, ckpt_path, format, output, convert)
+    build, graph = NETWORKS[task]
+    net = load_network(checkpoint, BertConfig, build)
+    metadata = with_numbers_in_units(net, saved["metadata"])
+    convert = partial(to_huggingface, metadata=metadata)
+    export_text_model(net, metadata, ckpt_path, format, output, convert, graph=graph(net))
 
 
 def to_huggingface(
-    net: Any, class_names: list[str] | None
+    net: Any, metadata: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns `config.json` and weights of the first family with such a model."""
     reasons = []
     for family in FAMILIES.values():
         try:
             state = family.weights_to_external(net.state_dict(), net.config)
-            return family.config_to_external(net.config, class_names), state
+            settings = family.config_to_external(net.config, metadata.get("class_names"))
+            if "problem_type" in metadata:
+                settings["problem_type"] = metadata["problem_type"]
+            return settings, state
         except ValueError as error:
             reasons.append(error)
     raise reasons[0]

@@ -2,20 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torchmetrics import Metric
-from torchmetrics.classification import (
-    MulticlassAUROC,
-    MulticlassCalibrationError,
-    MulticlassF1Score,
-)
-from torchmetrics.utilities import dim_zero_cat
+from torchmetrics.classification import MulticlassF1Score
+from torchmetrics.functional.classification import multiclass_auroc
 
 from datamodules.reviews import ReviewData
 from modules.models.bert import BertClassifier, BertConfig
@@ -23,15 +16,10 @@ from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
+from tasks.predictions import PredictionFile
 from tasks.text import TextTask
-
-
-class CalibrationError(MulticlassCalibrationError):
-    """Expected calibration error, summed in the metric's own type (float64)."""
-
-    def compute(self) -> Tensor:
-        self.confidences = [dim_zero_cat(self.confidences).to(self.dtype)]
-        return super().compute()
+from tasks.tracking.class_scores import calibration_error
+from tasks.tracking.evaluated import EvaluatedSamples
 
 
 class BertTask(TextTask, ClassifierTask):
@@ -39,7 +27,7 @@ class BertTask(TextTask, ClassifierTask):
 
     Args:
         net: The network. Null numbers of classes and tokens come from the data.
-        r_drop: Weight of the KL divergence between two passes with different dropout (Liang 2021,
+        r_drop: Weight of the divergence between two passes with different dropout (Liang 2021,
             there 1 to 5), which doubles the time of a step; 0: one pass.
         reset_head: Initialise the classifier anew even if the pretrained weights have one that
             fits.
@@ -47,6 +35,7 @@ class BertTask(TextTask, ClassifierTask):
     """
 
     name = "bert"
+    input_names = ("text", "text", "lines")
 
     def __init__(
         self,
@@ -72,50 +61,49 @@ class BertTask(TextTask, ClassifierTask):
         return load_pretrained(build, self.pretrained, metadata, reset)
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Adds macro F1, AUROC, and expected calibration error in 15 bins (Guo 2017)."""
+        """Adds for classes macro F1, AUROC, and calibration error in 15 bins (Guo 2017)."""
+        if self.problem_type != "single_label_classification":
+            return super().make_metrics()
         classes = len(self.class_names)
         return {
             **super().make_metrics(),
             "f1": MulticlassF1Score(classes, average="macro"),
-            "auroc": MulticlassAUROC(classes),
-            "ece": CalibrationError(classes),
+            "samples": EvaluatedSamples({"auroc": auroc, "ece": calibration_error}),
         }
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns loss (), probabilities (B, K) and labels (B,) of a batch of tokens (B, N)."""
+        """Returns loss (), predictions (B, K) and targets of a batch of tokens (B, N)."""
         labels = batch["label"]
-        smoothing = self.label_smoothing if training else 0.0
         logits = self.net(batch["tokens"], batch["padding_mask"])
-        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        loss = (self.training_loss if training else self.problem.loss)(logits, labels)
         if training and self.r_drop:
             second = self.net(batch["tokens"], batch["padding_mask"])
-            loss = (loss + F.cross_entropy(second, labels, label_smoothing=smoothing)) / 2
-            loss = loss + self.r_drop * divergence(logits, second) / 2
-        return StepOutput(loss, len(labels), logits.softmax(-1), labels)
+            loss = (loss + self.training_loss(second, labels)) / 2
+            loss = loss + self.r_drop * self.problem.divergence(logits, second) / 2
+        predictions = self.problem.predictions(logits)
+        return StepOutput(loss, len(labels), predictions, self.problem.metric_targets(labels))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
-        """Returns indices of the texts (B,) and their class probabilities (B, K)."""
-        return batch["index"], self.net(batch["tokens"], batch["padding_mask"]).softmax(-1)
+        """Returns indices of the texts (B,) and their predictions (B, K)."""
+        logits = self.net(batch["tokens"], batch["padding_mask"])
+        return batch["index"], self.problem.predictions(logits)
 
-    def write_predictions(self, trainer: pl.Trainer, datamodule: ReviewData, folder: Path) -> None:
-        if datamodule.predict_text is not None and datamodule.predict_path is not None:
-            raise UsageError("--text and --data.predict_path exclude each other: leave one out")
-        batches: Any = trainer.predict(self, datamodule=datamodule)
-        indices, found = (torch.cat(parts) for parts in zip(*batches, strict=True))  # (S,), (S, K)
-        probabilities = found[indices.argsort()]  # batches are sorted by length
-        if datamodule.predict_text is not None:
-            values = probabilities[0].tolist()
-            listed = [f"{name} {p:.4f}" for name, p in zip(self.class_names, values, strict=True)]
-            print(f"{self.class_names[values.index(max(values))]} ({', '.join(listed)})")
+    def write_predictions(
+        self, trainer: pl.Trainer, datamodule: ReviewData, file: PredictionFile
+    ) -> None:
+        if datamodule.predict_text and datamodule.predict_path is not None:
+            raise UsageError("--text and --input exclude each other: leave one out")
+        found = self.predict_inputs(trainer, datamodule, None if datamodule.predict_text else file)
+        if found is None:
             return
-        texts = datamodule.predict_texts
-        self.save_predictions(folder, "text", texts, list(probabilities))
-        skipped = f", {len(datamodule.skipped)} bad lines skipped" if datamodule.skipped else ""
-        print(f"{len(texts)} texts labelled in {folder / 'predictions.csv'}{skipped}")
+        texts, predictions = found
+        if datamodule.predict_text:
+            for one in predictions:
+                print(one.line(file.top_k))
+            return
+        self.save_predictions(file, texts, predictions, len(datamodule.skipped))
 
 
-def divergence(logits1: Tensor, logits2: Tensor) -> Tensor:
-    """Mean of both KL divergences between the softmax of two logits (B, K)."""
-    log_p = logits1.log_softmax(-1)
-    log_q = logits2.log_softmax(-1)
-    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2
+def auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Macro average of the area under the ROC curve of each class against the rest, ()."""
+    return multiclass_auroc(probabilities, labels, probabilities.shape[1])

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from datamodules.embedded.reviews import generate
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import Tokenizer, TokenizerConfig, truncation
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.config_files import read_config
 from tasks.errors import UsageError
@@ -25,7 +25,7 @@ def tokenize(
         ckpt_path: Checkpoint that `fit` wrote, whose tokenizer is used; null: `tokenizer`.
         tokenizer: A file, or a kind that is trained on the embedded reviews; by default that of the
             default run.
-        max_length: Cut to this many tokens, special tokens included; null: do not cut.
+        max_length: Truncate to this many tokens, special tokens included; null: do not truncate.
         on_command_line: Names of the options on the command line.
     """
     if not text.strip():
@@ -46,10 +46,11 @@ def tokenize(
         )
     (all_ids,) = chosen.encode_batch([text])
     length = len(all_ids) + chosen.num_special_tokens()
-    ids, _, was_cut = chosen.build_inputs(all_ids, max_length or length)
+    ids, _, truncated = chosen.build_inputs(all_ids, max_length or length)
     tokens = chosen.convert_ids_to_tokens(ids)
     width = max(map(len, tokens))
     for token, token_id in zip(tokens, ids, strict=True):
         print(f"{token:<{width}}  {token_id}")
-    cut = f", cut from {length}" if was_cut else ""
-    print(f"{len(ids)} tokens{cut}; vocabulary {chosen.vocab_size}")
+    print(f"{len(ids)} tokens; vocabulary {chosen.vocab_size}")
+    if truncated:
+        print(truncation(f"{length} tokens", len(ids), chosen.truncation))

@@ -9,10 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.files import errors_naming, replacing, write_text
+from tasks.checkpoints.onnx_graph import write_graph
+from tasks.checkpoints.reading import best_checkpoint
 from tasks.errors import UsageError
 
 TextFormat = Literal["hf", "safetensors"]
@@ -34,35 +37,66 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     save_tokenizer(content, tokenizer, metadata["max_length"], folder)
 
 
+def with_numbers_in_units(net: Any, metadata: dict[str, Any]) -> dict[str, Any]:
+    """Scales a regression's output to the unit of its numbers; returns metadata that say so."""
+    if metadata.get("problem_type") != "regression":
+        return metadata
+    linear = net.head.linear
+    with torch.no_grad():
+        linear.weight.mul_(metadata["target_std"])
+        linear.bias.mul_(metadata["target_std"]).add_(metadata["target_mean"])
+    return metadata | {"target_mean": 0.0, "target_std": 1.0}
+
+
 def export_text_model(
     net: Any,
     metadata: dict[str, Any],
     ckpt_path: str,
-    format: TextFormat,
+    format: TextFormat | Literal["onnx"],
     output: str | None,
     convert: Convert,
     write_more: Callable[[dict[str, Any], Path], None] = write_tokenizer,
+    graph: nn.Module | None = None,
 ) -> None:
-    """Writes a model of text for transformers or safetensors, and prints how to read it.
+    """Writes a model of text for transformers, ONNX or safetensors, and prints how to read it.
 
     Args:
         net: The network.
         metadata: Of its data.
         ckpt_path: The checkpoint.
-        format: hf: a folder with weights, config and tokenizer; safetensors: a file.
+        format: hf: a folder with weights, config and tokenizer; onnx: a folder with a graph and
+            tokenizer; safetensors: a file.
         output: Folder or file to write; None: beside the checkpoint.
         convert: See `Convert`; its `ValueError` says why Hugging Face has no such model.
         write_more: Writes the other files of the folder.
+        graph: For onnx, the network from `input_ids` and `attention_mask` to logits.
     """
-    target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
-    if format == "safetensors":
-        with new_file(target) as partial:
-            hint = write_safetensors(net, metadata, partial)
-    else:
-        with new_folder(target) as folder:
-            hint = write_huggingface(net, folder, convert)
-            write_more(metadata, folder)
+    target = Path(output) if output else Path(best_checkpoint(ckpt_path)).with_suffix(f".{format}")
+    writers: dict[str, Callable[[Path], str]] = {
+        "hf": lambda folder: write_huggingface(net, folder, convert),
+        "onnx": lambda folder: write_text_graph(graph, metadata, folder),
+        "safetensors": lambda file: write_safetensors(net, metadata, file),
+    }
+    new = new_file if format == "safetensors" else new_folder
+    with new(target) as partial:
+        hint = writers[format](partial)
+        if partial.is_dir():
+            write_more(metadata, partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
+
+
+def write_text_graph(graph: Any, metadata: dict[str, Any], folder: Path) -> str:
+    """Writes `model.onnx`, of any batch size and length; returns the code that runs it."""
+    mask = torch.ones(2, 5, dtype=torch.int64)
+    mask[1, 3:] = 0
+    tokens = torch.full_like(mask, metadata["pad_id"])
+    examples = {"input_ids": tokens, "attention_mask": mask}
+    axes = {0: "batch", 1: "sequence"}
+    write_graph(graph.eval(), examples, axes, metadata, folder / "model.onnx")
+    return (
+        "run it with onnxruntime.InferenceSession('{file}/model.onnx').run(None, {{'input_ids': "
+        "tokens, 'attention_mask': int64_0_at_padding}})"
+    )
 
 
 def write_huggingface(net: Any, folder: Path, convert: Convert) -> str:

@@ -1,23 +1,32 @@
-"""Pretrained models of text and their tokenizers: checkpoints, folders of Hugging Face, the hub."""
+"""Pretrained models: checkpoints, folders of Hugging Face, the hub; and tokenizers of texts."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from datamodules.sources import ProblemType
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.cache import cache_folder, content_key, unwritable
 from datamodules.utils.files import read_object, replacing
+from modules.config import require
 from modules.pretrained.family import TransformersFamily, config_from_huggingface
 from modules.pretrained.settings import Settings
 from modules.schema import checked
-from tasks.checkpoints.reading import KEY, Checkpoint, net_weights, read_checkpoint
+from tasks.checkpoints.reading import (
+    KEY,
+    Checkpoint,
+    best_checkpoint,
+    net_weights,
+    read_checkpoint,
+)
 from tasks.checkpoints.weights import PRETRAINED, State, match_classes, read_weights
 from tasks.errors import DataError, UsageError, usage_errors
 from tasks.options import Options
 
 Families = Mapping[str, TransformersFamily[Any]]
-CONFIG_FILES = ("config.json", "generation_config.json")
+CONFIG_FILES = ("config.json", "generation_config.json", "preprocessor_config.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 OLDER_TOKENIZER_FILES = ("added_tokens.json", "vocab.txt", "vocab.json", "merges.txt")
 SENTENCEPIECE_FILES = ("source.spm", "target.spm", "target_vocab.json", "spiece.model")
@@ -32,7 +41,6 @@ DOWNLOADED_FILES = (
 # Downloaded if there are no safetensors.
 PYTORCH_FILES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin")
 CKPT_PATH = "--ckpt_path"  # names a model to use, as PRETRAINED names one to train
-BEST_CHECKPOINT = Path("checkpoints", "best.ckpt")  # in a run folder
 
 
 def checkpoint_options(source: str, tasks: Sequence[str], **open_options: Any) -> Options:
@@ -92,7 +100,7 @@ def pretrained_weights(
         names = folder.class_names()
         state = folder.weights()
     check_tokenizer(source, tokenizer, metadata["tokenizer"])
-    return match_classes(source, state, names, metadata.get("class_names"))
+    return match_classes(source, state, names, metadata)
 
 
 class ModelFolder:
@@ -118,13 +126,7 @@ class ModelFolder:
         self.families = families
         self.option = option
         self.path = model_folder(source, option)
-        try:
-            self.settings: Settings = read_object(self.path / "config.json")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(
-                f"{option} {self.path} has no readable config.json ({reason}): give another folder"
-            ) from error
+        self.settings = read_settings(self.path, "config.json", option)
         with self.config_errors():
             self.family, self.config = config_from_huggingface(self.settings, families)
 
@@ -140,12 +142,43 @@ class ModelFolder:
         rows = [str(row) for row in range(len(names))]
         return [names[row] for row in rows] if names.keys() == set(rows) else None
 
-    def weights(self) -> State:
-        weights: State = {}
-        for file in weight_files(self.path):
-            weights |= read_weights(str(file), self.option)
+    def problem_type(self) -> str:
+        """Returns the problem type of a classifier, as transformers tells it."""
+        classes = self.config.num_classes
+        default = "regression" if classes == 1 else "single_label_classification"
         with self.config_errors():
-            return self.families[self.family].weights_from_external(weights, self.config)
+            kind = checked(ProblemType | None, self.settings.get("problem_type"), "problem_type")
+            kind = kind or default
+            fits = kind != "regression" or classes in (None, 1)
+            require(fits, f"problem_type regression has {classes} numbers; 1 is supported.")
+        return kind
+
+    def state(self) -> State:
+        """Returns weights under their names."""
+        state: State = {}
+        for file in weight_files(self.path):
+            state |= read_weights(str(file), self.option)
+        return state
+
+    def weights(self) -> State:
+        """Returns weights under our names."""
+        state = self.state()
+        with self.config_errors():
+            return self.families[self.family].weights_from_external(state, self.config)
+
+
+def read_settings(folder: Path, name: str, option: str) -> Settings:
+    """Returns the content of a JSON file in the folder of a model that `option` names.
+
+    Raises `UsageError` if there is no such file, or it is damaged.
+    """
+    try:
+        return read_object(folder / name)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{option} {folder} has no readable {name} ({reason}): give another folder"
+        ) from error
 
 
 def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
@@ -190,24 +223,50 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
         UsageError: There is no such folder, or it holds no weights.
         DataError: It could not be downloaded.
     """
-    wanted = "a checkpoint (.ckpt) or a folder with config.json, model.safetensors, tokenizer.json"
+    wanted = (
+        "a checkpoint (.ckpt), or a folder with config.json and model.safetensors and, of texts, "
+        "tokenizer.json"
+    )
     if source.startswith("hf/"):
         folder = download_folder(source.removeprefix("hf/"), option)
     elif Path(source).is_dir():
         folder = Path(source).resolve()
     else:
-        raise UsageError(f"{option} {source}: no such folder; give {wanted}, or hf/<model>")
+        hint = f", or hf/{source} for a model of the hub" if may_be_on_hub(source) else ""
+        raise UsageError(f"{option} {source}: no such file or folder; give {wanted}{hint}")
     if weight_files(folder):
         return folder
-    if (folder / BEST_CHECKPOINT).is_file():
-        best = Path(source) / BEST_CHECKPOINT
-        raise UsageError(f"{option} {source} is a run folder: give its checkpoint, {best}")
     if not (folder / "config.json").is_file():
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
         f"{option} {source} has neither model.safetensors nor pytorch_model.bin: give another "
         "model, or save this one again with save_pretrained of transformers"
     )
+
+
+def located(source: str, option: str = CKPT_PATH) -> str:
+    """Returns the best checkpoint of a run folder; any other path, and `hf/<model>`, as it is.
+
+    Raises `UsageError` for the name of a model of the hub without hf/.
+    """
+    source = best_checkpoint(source)
+    is_name = may_be_on_hub(source) and not source.startswith("hf/")
+    if is_name and not source.endswith(".ckpt") and not Path(source).exists():
+        raise UsageError(
+            f"{option} {source}: there is no such file or folder; a model of the hub is hf/{source}"
+        )
+    return source
+
+
+def may_be_on_hub(source: str) -> bool:
+    """Whether the name of no file may be that of a model of the hub, without hf/ before it.
+
+    >>> [name for name in ("gpt2", "me/it", "runs/it", "./it", "/tmp/it") if may_be_on_hub(name)]
+    ['gpt2', 'me/it']
+    """
+    owner, slash, _ = source.partition("/")
+    is_beside_files = bool(slash) and (owner == "runs" or Path(owner).is_dir())
+    return bool(re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", source)) and not is_beside_files
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -243,8 +302,9 @@ def download_folder(model: str, option: str = PRETRAINED) -> Path:
         except Exception as error:  # of urllib, huggingface_hub, ...
             raise DataError(
                 f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
-                "elsewhere (config.json, model.safetensors, and tokenizer.json or, for Marian, "
-                f"source.spm, target.spm and vocab.json) and give their folder as {option} FOLDER"
+                "elsewhere (config.json, model.safetensors, and preprocessor_config.json, "
+                "tokenizer.json or, for Marian, source.spm, target.spm and vocab.json) and give "
+                f"their folder as {option} FOLDER"
             ) from error
         if weight_files(folder):
             break

@@ -4,14 +4,14 @@ import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from datamodules.utils.files import open_regular
 from modules.config import require
@@ -19,13 +19,14 @@ from modules.schema import checked, from_dict, shown
 from tasks.errors import RunError, UsageError
 
 KEY = "tessera"  # of our entry in a checkpoint
-VERSION = 2  # of the layout of our entry; 1 had no number
+VERSION = 3  # of the layout of our entry; 2 had no problem types
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CHECKPOINT_PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
 TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
 
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
+Net = TypeVar("Net", bound=nn.Module)
 REFUSED_OBJECT = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects, not bytes
 
 
@@ -56,11 +57,20 @@ class Entry:
     config: RunOptions
 
 
+def best_checkpoint(path: str | os.PathLike) -> str:
+    """Returns the best checkpoint of a run folder, or else its last; any other path as it is."""
+    for name in ("best.ckpt", "last.ckpt"):
+        file = Path(path, "checkpoints", name)
+        if file.is_file():
+            return str(file)
+    return str(path)
+
+
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
     """Reads a checkpoint of tensors and primitives; one with pickled code is refused, never run.
 
     Args:
-        path: File that `fit` wrote.
+        path: File that `fit` wrote, or its run folder.
         task: Task that it must belong to, such as "vit"; None for any.
 
     Raises:
@@ -69,6 +79,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         RunError: It is damaged, an entry is missing or wrong, or a weight is not finite.
         OSError: It is no regular file.
     """
+    path = best_checkpoint(path)
     file = Path(path)
     what = f"checkpoint '{path}'"
     if file.is_dir() or not file.exists():
@@ -158,6 +169,19 @@ def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
     """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
     with checkpoint_errors("the checkpoint"):
         return from_dict(kind, options, f"{KEY}.net.")
+
+
+def load_network(checkpoint: Checkpoint, kind: type[Config], build: Callable[[Config], Net]) -> Net:
+    """Returns the network of a checkpoint with its weights, in evaluation mode.
+
+    Args:
+        checkpoint: As of `read_checkpoint`.
+        kind: Class of the network's config.
+        build: Builds the network from its config.
+    """
+    net = build(load_config(kind, checkpoint[KEY]["net"]))
+    net.load_state_dict(net_weights(checkpoint))
+    return net.eval()
 
 
 def check_training(checkpoint: Mapping[str, Any]) -> None:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytorch_lightning import Trainer
+from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_only
 
 from tasks.checkpoints.reading import Checkpoint, read_checkpoint
 from tasks.checkpoints.writing import LAST, newest_checkpoint
 from tasks.cli.app import App, program
 from tasks.cli.config_files import read_config
-from tasks.cli.signals import Stopped
+from tasks.cli.signals import MESSAGES
 from tasks.distributed.environment import with_launcher
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
@@ -56,15 +57,21 @@ def read_run(folder: Path, app: App) -> SavedRun:
     return SavedRun(options, path, checkpoint, damaged)
 
 
-def stop_message(stop: Stopped, trainer: Trainer, folder: Path, app: App) -> str:
-    """The message of a run that a signal stopped, with the command to resume it."""
+def stop_message(number: int, trainer: Trainer, folder: Path, app: App) -> str:
+    """The message of a run that a signal stopped, with the command to resume it, or to test it."""
     if not trainer.is_global_zero:
         return ""
     if not (folder / "config.yaml").exists():
-        return str(stop)
+        return MESSAGES[number]
+    name = signal.Signals(number).name
+    run = shlex.quote(str(folder))
+    has_trained = trainer.state.fn == TrainerFn.TESTING or trainer.state.finished
+    if has_trained and trainer.limit_test_batches != 0:
+        command = f"{program(app)} test --ckpt_path {run} --output {run}"
+        return f"stopped by {name} after training, before the results; to test: {command}"
     how = "at once, without saving"
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.last_saved(trainer):
             how = f"after step {trainer.global_step}"
-    command = with_launcher(f"{program(app)} fit --resume {shlex.quote(str(folder))}")
-    return f"stopped by {signal.Signals(stop.number).name} {how}; to resume: {command}"
+    command = with_launcher(f"{program(app)} fit --resume {run}")
+    return f"stopped by {name} {how}; to resume: {command}"

@@ -1,5 +1,6 @@
 """Files of weights, read without running code, and weights and configs fitted to the data."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -52,7 +53,8 @@ def read_weights(source: str, option: str = PRETRAINED) -> State:
 def check_file(source: str, option: str) -> Path:
     """Returns the path of a file; raises `UsageError` if there is none."""
     if not Path(source).is_file():
-        raise UsageError(f"{option} {source}: no such file; give one, or timm/<model name>")
+        hint = f"timm/{source}" if re.fullmatch(r"[\w.]+", source) else "timm/<model name>"
+        raise UsageError(f"{option} {source}: no such file; give one, or {hint} for timm's weights")
     return Path(source)
 
 
@@ -71,19 +73,27 @@ def read_header(source: str, option: str = PRETRAINED) -> dict[str, str]:
 
 
 def match_classes(
-    source: str, state: State, names: Sequence[str] | None, wanted: Sequence[str] | None
+    source: str, state: State, names: Sequence[str] | None, metadata: Mapping[str, Any]
 ) -> State:
     """Returns weights whose classifier has the classes of the data, in order, or is left out.
+
+    The head of a regression is left out, too: its unit is that of other data.
 
     Args:
         source: Where the weights come from, for a message if the classifier is left out.
         state: Weights under our names.
         names: Class of each row of the classifier; None: not known.
-        wanted: Classes of the data; None: it has none, and all weights are kept.
+        metadata: Of the data; without `class_names`, all weights are kept.
     """
+    wanted = metadata.get("class_names")
     head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
     if wanted is None or not head:
         return state
+    if metadata["problem_type"] == "regression":
+        rank_zero_only(print)(
+            f"{PRETRAINED} {source}: the head is initialised anew for the numbers"
+        )
+        return {name: value for name, value in state.items() if name not in head}
     names = names or []
     complete = all(len(value) == len(names) == len(wanted) for value in head.values())
     if complete and set(names) == set(wanted):

@@ -1,8 +1,10 @@
 """The description of a task's command line. Imports nothing heavy."""
 
 import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 TRAINER_COMMANDS = {
@@ -31,6 +33,7 @@ class App:
         trainer: Defaults of Trainer options.
         epochs: Default of `--trainer.max_epochs`.
         trainer_commands: Those of `TRAINER_COMMANDS` that this task has.
+        predict_input: What `predict --input` takes.
         takes_text: Whether `predict` has the option `--text`.
         extra_commands: Other commands, name to (help, "module:function"); their options are the
             function's arguments.
@@ -50,6 +53,7 @@ class App:
     trainer: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 20
     trainer_commands: Sequence[str] = tuple(TRAINER_COMMANDS)
+    predict_input: str = "a file"
     takes_text: bool = False
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
@@ -69,4 +73,6 @@ def load(target: str) -> Any:
 
 
 def program(app: App) -> str:
-    return f"python -m tasks.{app.name}"
+    """How the command line of a task begins, as the user began it."""
+    is_script = Path(sys.argv[0]).stem == "tessera"
+    return f"tessera {app.name}" if is_script else f"python -m tasks.{app.name}"

@@ -1,24 +1,37 @@
 """The options of a fit, validate, test or predict, before any class is built."""
 
+import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tasks.checkpoints.reading import KEY, read_checkpoint
+from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.checkpoints.resume import read_run
-from tasks.cli.app import App, load
+from tasks.cli.app import App, load, program
 from tasks.cli.config_files import in_yaml, read_config
-from tasks.cli.parsing import join_values, names_data, one_line, option_names, take_option
+from tasks.cli.help_screens import take_help
+from tasks.cli.parsing import (
+    collect_lists,
+    join_values,
+    names_data,
+    one_line,
+    option_names,
+    take_option,
+)
 from tasks.distributed.launch import resume_if_restarted
 from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat, merged
 
 COMMAND_LINE_ONLY = {
     *("config", "help", "print_config", "run_dir", "debug"),
-    *("ckpt_path", "resume", "compile", "text"),
+    *("ckpt_path", "resume", "compile", "text", "input", "output", "top_k"),
 }
+
+
+def has_option(arguments: list[str], name: str) -> bool:
+    return any(argument.partition("=")[0] == name for argument in arguments)
 
 
 class Invocation:
@@ -38,12 +51,15 @@ class Invocation:
         saved_options: Of that run or checkpoint.
         checkpoint: Content of the checkpoint to use or to resume from.
         resume_path: Its path, if a run is resumed.
+        command_line: As it was given.
+        help_topic: What `--help` asks for, as of `take_help`; None: no help is asked for.
         damaged: The damaged last checkpoint, if a run is resumed from an earlier one.
     """
 
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app = app
         self.command = command
+        self.command_line = f"{program(app)} {shlex.join([command, *arguments])}"
         self.checkpoint: dict[str, Any] | None = None
         self.resume_path: Path | None = None
         self.damaged: Path | None = None
@@ -51,11 +67,16 @@ class Invocation:
         self.saved_at: str | None = None
         self.on_command_line: set[str] = set()
         self.given: set[str] = set()
-        self.arguments = ["--help"]
-        if {"-h", "--help"}.isdisjoint(arguments):
-            self.arguments = self.expand(
-                join_values(arguments, switches=["--compile", "--data.skip_bad"])
-            )
+        self.help_topic, arguments = take_help(arguments)
+        if (
+            self.help_topic is not None
+            and command != "fit"
+            and not has_option(arguments, "--ckpt_path")
+        ):
+            self.arguments = []
+            return
+        arguments = join_values(arguments, switches=["--compile", "--data.skip_bad"])
+        self.arguments = self.expand(collect_lists(arguments, ["--text"]))
 
     def expand(self, arguments: list[str]) -> list[str]:
         """Replace checkpoint, configs and presets by the options that they stand for, in front."""
@@ -78,9 +99,13 @@ class Invocation:
             origin += "/config.yaml"
         elif self.app.default_config and not names_data(arguments):
             arguments = [f"--config={self.app.default_config}", *arguments]
+        self.saved_options.get("data", {}).pop("predict_path", None)  # a former option, now --input
         configs = []
-        if self.saved_options:
-            configs.append(f"--config=# {one_line(origin)}\n{yaml.safe_dump(self.saved_options)}")
+        saved = self.saved_options
+        if saved and "--data.path" in self.on_command_line:
+            saved = merged(saved, {"data": {"source": None}})  # as the new path shows
+        if saved:
+            configs.append(f"--config=# {one_line(origin)}\n{yaml.safe_dump(saved)}")
         others = []
         for argument in arguments:
             name, _, value = argument.partition("=")
@@ -125,6 +150,9 @@ class Invocation:
             net = replace(presets[name], **dict.fromkeys(self.app.sizes_of_data))
             implied = {"model": {"net": asdict(net)}}
         pretrained = options.get("model", {}).get("pretrained")
+        if isinstance(pretrained, str):
+            pretrained = best_checkpoint(pretrained)
+            options = merged(options, {"model": {"pretrained": pretrained}})
         if pretrained and self.saved_at:
             option = "--resume" if self.command == "fit" else "--ckpt_path"
             raise UsageError(f"{option} and --model.pretrained both name weights: leave one out")

@@ -1,7 +1,7 @@
 """Import PyTorch Lightning without packages that are not used here.
 
-Lightning imports torchmetrics, which imports transformers, torchvision and matplotlib if they are
-installed, for metrics that no task here computes: about half of the start-up time. Telling
+Lightning imports torchmetrics, which imports transformers, torchvision, matplotlib and SciPy if
+they are installed, for metrics that no task here computes: about half of the start-up time. Telling
 torchmetrics that they are absent keeps them out; our own code still imports them when needed.
 This patch is not in `tasks/lightning_patches.py`, which imports Lightning: it must come first.
 """
@@ -13,7 +13,7 @@ import warnings
 
 _UNUSED = {
     *("transformers", "torchvision", "matplotlib", "scienceplots"),
-    *("onnxruntime", "librosa", "torchaudio", "regex"),
+    *("scipy", "onnxruntime", "librosa", "torchaudio", "regex"),
 }
 EXPECTED_WARNINGS = (  # Lightning's warnings about what is intended here
     ".*treespec, LeafSpec.*",  # its own use of torch
@@ -30,9 +30,14 @@ def import_lightning() -> None:
     """Import `pytorch_lightning`, unless `torchmetrics` is imported already."""
     if "torchmetrics" in sys.modules:
         return
+    from lightning_utilities.core import imports
     from lightning_utilities.core.imports import RequirementCache
 
     check = RequirementCache._check_available
+    is_available = imports.package_available
+
+    def is_used_and_available(package_name: str) -> bool:
+        return package_name not in _UNUSED and is_available(package_name)
 
     def check_used(self: RequirementCache) -> None:
         name = re.split(r"[^\w-]", self.requirement or self.module or "")[0]
@@ -43,10 +48,12 @@ def import_lightning() -> None:
             check(self)
 
     RequirementCache._check_available = check_used  # type: ignore[method-assign]
+    imports.package_available = is_used_and_available  # type: ignore[assignment]
     try:
         import pytorch_lightning  # noqa: F401
     finally:
         RequirementCache._check_available = check  # type: ignore[method-assign]
+        imports.package_available = is_available
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
     warnings.formatwarning = lambda message, *_: f"warning: {message}\n"

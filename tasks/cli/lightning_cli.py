@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,43 @@ from jsonargparse.typing import restricted_number_type
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.trainer.states import TrainerFn
 
+from datamodules.sources import choose_source
+from datamodules.utils.files import write_text
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
+from tasks.cli.help_screens import NO_CHECKPOINT, help_text
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
 from tasks.cli.parsing import OneLineErrorParser
-from tasks.cli.signals import Stopped
+from tasks.cli.signals import SIGNALS, Stopped
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
+from tasks.distributed.predicting import fingerprint, predicts_all
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.options import Options, as_list, flat
+from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import RunRecord
-from tasks.tracking.report import print_results, print_texts, skipped_samples
-from tasks.tracking.run_folder import check_writable, choose_run_folder, remove_unless_started
+from tasks.tracking.record import RunRecord, rounded
+from tasks.tracking.report import (
+    limited_evaluation,
+    print_results,
+    print_texts,
+    skipped_samples,
+)
+from tasks.tracking.run_folder import (
+    check_writable,
+    choose_run_folder,
+    make_folder,
+    remove_unless_started,
+)
 from tasks.training import trainer_options
 from tasks.training.interruption import Interruption
 
-OUTPUT = {"fit": "runs/TASK/TIME", "predict": "the current folder"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
@@ -73,13 +89,9 @@ class TaskCLI(LightningCLI):
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add = parser.add_argument
-        seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
-        add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
-        default = OUTPUT.get(self.command, "nothing is written")
-        run_dir = f"Folder for the files that the command writes; null: {default}."
-        add("--run_dir", type=str | None, help=run_dir)
-        add("--debug", action="store_true", help="Show the whole traceback of an error.")
         if self.command == "fit":
+            run_dir = "Folder for the files of the run; null: runs/TASK/TIME."
+            add("--run_dir", type=str | None, help=run_dir)
             resume = "Run folder to resume; other options win over those of its config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
@@ -90,9 +102,21 @@ class TaskCLI(LightningCLI):
         else:
             ckpt_path = "Checkpoint that `fit` wrote; it also holds the options. Required."
             add("--ckpt_path", type=str | None, help=ckpt_path)
-        if self.command == "predict" and self.app.takes_text:
-            text = "Text to label; its label is printed, and no file is written."
-            add("--text", type=str | None, help=text)
+        if self.command in ("validate", "test"):
+            output = "Folder for metrics, predictions and figures; null: none are written."
+            add("--output", type=str | None, help=output)
+        if self.command == "predict":
+            add("--input", type=str | None, help=f"What to predict for: {self.app.predict_input}.")
+            if self.app.takes_text:
+                text = "Text to predict for, may be given several times; answers are printed."
+                add("--text", type=list[str], default=[], help=text)
+            output = "File to write: .csv, .jsonl (an object per line) or .parquet."
+            add("--output", type=str, default="predictions.csv", help=output)
+            top_k = "Write the k likeliest classes; null: the probabilities of all."
+            add("--top_k", type=int | None, help=top_k)
+        seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
+        add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
+        add("--debug", action="store_true", help="Show the whole traceback of an error.")
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the options of checkpoints, and link those that model and data share."""
@@ -107,6 +131,12 @@ class TaskCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse without Lightning's warning that `args` are not those of the process."""
         self.config = parser.parse_args(args)
+        if self.invocation.help_topic is not None:
+            trainer_options.set_defaults(self.config.trainer, self.app.epochs)
+            print(help_text(parser, self.command, self.config, self.invocation.help_topic))
+            if self.command != "fit" and not self.invocation.saved_at:
+                print(f"\n{NO_CHECKPOINT}")
+            raise SystemExit(0)
 
     def options_to_save(self) -> Options:
         """The command's options as primitives, without those of the command line only."""
@@ -124,12 +154,19 @@ class TaskCLI(LightningCLI):
             load(self.app.task).check_options(
                 self.config, self.invocation.on_command_line, self.invocation.given
             )
-        launch.resolve_devices(self.config.trainer, self.command)
+        launch.resolve_devices(self.config.trainer)
         trainer_options.set_defaults(self.config.trainer, self.app.epochs)
-        self.folder = Path(self.config.run_dir or "")
+        if self.command == "predict":
+            self.file = PredictionFile(Path(self.config.output), self.config.top_k)
+            check_writable(self.file.path.parent, "--output")
+            return
+        data = self.config.data
+        with usage_errors():  # configs and checkpoints keep the source that the path shows
+            sources = load(self.app.data).sources
+            data.source = choose_source(sources, data.source, data.path, data.dataset)
         if self.command != "fit":
-            if self.config.run_dir:
-                check_writable(self.folder)
+            if self.config.output:
+                check_writable(Path(self.config.output), "--output")
             return
         if self.invocation.saved_at and self.config.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run resumes in its own folder")
@@ -176,8 +213,8 @@ class TaskCLI(LightningCLI):
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
             "strategy": launch.strategy(options.strategy),
         }
-        if self.command == "predict":
-            kwargs["devices"] = 1
+        if self.command in ("validate", "test") and self.config.output:
+            callbacks.append(MediaLogger())
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
@@ -204,7 +241,9 @@ class TaskCLI(LightningCLI):
             enable_version_counter=False,
             save_on_train_epoch_end=False,  # training may end without a validation
         )
-        self.record = RunRecord(self.folder, self.options, self.changes)
+        self.record = RunRecord(
+            self.folder, self.options, self.changes, self.invocation.command_line
+        )
         self.same_checkpoint = launch.SameCheckpoint(
             self.invocation.resume_path, self.invocation.checkpoint
         )
@@ -235,12 +274,14 @@ class TaskCLI(LightningCLI):
                         ckpt_path=self.invocation.resume_path,
                         weights_only=True,
                     )
-                metrics = self.final_metrics()
-            except Stopped as stop:
+                self.finish(self.final_metrics())
+            except BaseException as error:  # of a signal, for which Lightning raises SystemExit
+                number = error.number if isinstance(error, Stopped) else SIGNALS.raised
+                if not number:
+                    raise
                 launch.end_workers(self.trainer)
-                message = stop_message(stop, self.trainer, self.folder, self.app)
-                raise Stopped(stop.number, message) from None
-            self.finish(metrics)
+                message = stop_message(number, self.trainer, self.folder, self.app)
+                raise Stopped(number, message) from None
 
     @contextmanager
     def restore_errors(self) -> Iterator[None]:
@@ -276,6 +317,8 @@ class TaskCLI(LightningCLI):
         if not self.trainer.is_global_zero:
             return
         metrics = {**metrics, **self.model.notes(), **skipped_samples(self.datamodule)}
+        if self.trainer.state.fn == TrainerFn.TESTING:
+            metrics |= limited_evaluation(self.trainer, self.datamodule, "test")
         folder = None
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder
@@ -287,21 +330,37 @@ class TaskCLI(LightningCLI):
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
-        self.evaluate(self.trainer.validate)
+        self.evaluate(self.trainer.validate, "val")
 
     def test(self) -> None:
-        self.evaluate(self.trainer.test)
+        self.evaluate(self.trainer.test, "test")
 
-    def evaluate(self, run: Callable[..., list[Any]]) -> None:
+    def evaluate(self, run: Callable[..., list[Any]], split: str) -> None:
         self.restore()
         with launch.fail_together(self.trainer):
             metrics = run(self.model, datamodule=self.datamodule, verbose=False)
             if self.trainer.is_global_zero:
                 notes = {**self.model.notes(), **skipped_samples(self.datamodule)}
-                print_results({**(metrics[0] if metrics else {}), **notes})
+                notes |= limited_evaluation(self.trainer, self.datamodule, split)
+                found = {**(metrics[0] if metrics else {}), **notes}
+                if self.config.output:
+                    folder = Path(self.config.output)
+                    make_folder(folder, "--output")
+                    self.model.save_results(folder, split)
+                    result = rounded({"command": self.invocation.command_line, **found})
+                    write_text(folder / f"{split}.json", json.dumps(result, indent=2))
+                print_results(found)
 
     def predict(self) -> None:
+        assert self.invocation.checkpoint
+        key = ""
+        if predicts_all(self.trainer):
+            key = fingerprint(self.options_to_save(), self.invocation.checkpoint)
         self.restore()
+        if self.file.top_k is not None:
+            self.model.problem.check_top_k(self.file.top_k)
+        self.datamodule.predict_path = self.config.input
         if self.app.takes_text:
             self.datamodule.predict_text = self.config.text
-        self.model.write_predictions(self.trainer, self.datamodule, self.folder)
+        with launch.fail_together(self.trainer):
+            self.model.write_predictions(self.trainer, self.datamodule, replace(self.file, key=key))

@@ -19,14 +19,24 @@ from tasks.errors import UsageError, exit_status, unknown_name
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
-        SIGNALS.install()  # before anything slow is imported
-        gc.disable()  # until all is imported: a collection looks through every object
+        return run_process(app, sys.argv[1:])
+    return run_command(app, argv)
+
+
+def run_process(app: App, arguments: Sequence[str]) -> int:
+    """Run the command line of this process, and return its exit code."""
+    SIGNALS.install()  # before anything slow is imported
+    gc.disable()  # until all is imported: a collection looks through every object
+    return run_command(app, arguments, is_process=True)
+
+
+def run_command(app: App, arguments: Sequence[str], is_process: bool = False) -> int:
+    """Run a command line and return its exit code."""
     open_standard_streams()
-    arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    arguments = [argument for argument in arguments if argument != "--debug"]
-    command = arguments.pop(0) if arguments else "--help"
-    with exit_status(debug, arguments) as status:
+    rest = [argument for argument in arguments if argument != "--debug"]
+    command = rest.pop(0) if rest else "--help"
+    with exit_status(debug, rest) as status:
         if SIGNALS.is_launched():
             unblock()
         if command in ("-h", "--help", "help"):
@@ -36,8 +46,8 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
         elif command not in app.commands:
             raise UsageError(unknown_name(command, app.commands, "command"))
         else:
-            run = build_command(app, command, arguments)
-            if argv is None:
+            run = build_command(app, command, rest)
+            if is_process:
                 gc.freeze()  # nothing that is imported is garbage
                 gc.enable()
             with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up

@@ -14,6 +14,7 @@ Its errors hold a text only, so these patterns follow its wording; what matches 
 
 import difflib
 import re
+from collections.abc import Collection
 
 from tasks.errors import unknown_option
 
@@ -53,6 +54,7 @@ SENTENCES = {  # jsonargparse's message, and ours
 def one_sentence(message: str, options: list[str]) -> str:
     """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one."""
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
+    message = as_typed(message, options)
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
         return (
             f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if "
@@ -67,6 +69,34 @@ def one_sentence(message: str, options: list[str]) -> str:
         if re.fullmatch(pattern, message):
             return re.sub(pattern, sentence, message)
     return message
+
+
+def as_typed(message: str, options: Collection[str]) -> str:
+    """A message that names options of `fit`, with the names that they have in this command.
+
+    >>> as_typed("--data.tokenizer.kind is x.", ["--tokenizer.kind"])
+    '--tokenizer.kind is x.'
+    """
+
+    def typed(found: re.Match[str]) -> str:
+        short = f"--{found[1]}"
+        return short if found[0] not in options and short in options else found[0]
+
+    return re.sub(r"--data\.([\w.]*\w)", typed, message)
+
+
+def full_names(message: str, section: str, options: Collection[str]) -> str:
+    """A message of a class about its arguments, which are options of a section, by full names.
+
+    >>> full_names("lr is 0, but must be above 0.", "model.optimizer", ["model.optimizer.lr"])
+    '--model.optimizer.lr is 0, but must be above 0.'
+    """
+
+    def full(found: re.Match[str]) -> str:
+        name = f"{section}.{found[0]}".removeprefix(".")
+        return f"--{name}" if name in options else found[0]
+
+    return re.sub(r"(?<![\w.-])[a-z][\w.]*(?= is | must | -?\d|=)", full, message)
 
 
 def wrong_value(key: str, reason: str, value: str) -> str:

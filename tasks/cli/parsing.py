@@ -6,7 +6,8 @@ those sets the later one wins.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NoReturn, get_type_hints
@@ -22,7 +23,7 @@ from tasks.cli.config_files import (
     refuse_unknown,
     yaml_problem,
 )
-from tasks.cli.parser_messages import TRUST, one_sentence
+from tasks.cli.parser_messages import TRUST, as_typed, full_names, one_sentence
 from tasks.errors import UsageError, usage_errors
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
@@ -53,6 +54,16 @@ def checked_yaml(text: str) -> Any:
 
 
 jsonargparse.set_loader("yaml", checked_yaml, (yaml.YAMLError,), json_superset=True)
+
+
+@contextmanager
+def full_option_names(section: str, options: Collection[str]) -> Iterator[None]:
+    """Turn a `ValueError` of a class about its arguments into a `UsageError`; see `full_names`."""
+    try:
+        with usage_errors():
+            yield
+    except UsageError as error:
+        raise UsageError(full_names(str(error), section, options)) from error
 
 
 class OneLineErrorParser(jsonargparse.ArgumentParser):
@@ -92,6 +103,16 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             if not cfg_str.startswith("# "):
                 raise
             raise UsageError(f"{error} (in {cfg_str.splitlines()[0][2:]})") from error
+
+    def instantiate(self, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
+        """Build the classes of all sections; their errors name options in full."""
+        known = self.known_options()
+        groups: Iterable[Any] = self._action_groups
+        for group in groups:
+            if hasattr(group, "instantiate_class"):
+                build = full_option_names(group.dest, known)(group.instantiate_class)
+                group.instantiate_class = build
+        return super().instantiate(*args, **kwargs)
 
     def checked_section(self, argument: str) -> str:
         """An argument; if it gives a whole section, as in `--model=FILE`, its content, checked."""
@@ -197,24 +218,40 @@ def parse_function(
     A parameter `options` takes a dataclass of all options; a parameter `on_command_line`, the names
     of those on the command line. Lists of texts may be given several times; booleans need no value.
     """
-    parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
-    names = signature(function).parameters.keys()
-    dataclass = get_type_hints(function)["options"] if "options" in names else None
-    if dataclass is None:
-        parser.add_function_arguments(function, skip={"on_command_line"})
-    else:
-        parser.add_class_arguments(dataclass)
+    parser = function_parser(program, function)
+    dataclass = options_class(function)
     types = {f"--{name}": type for name, type in get_type_hints(dataclass or function).items()}
     arguments = join_values(arguments, [name for name, type in types.items() if type is bool])
     on_command_line = option_names(arguments)
     arguments = collect_lists(arguments, [name for name in types if types[name] == list[str]])
-    values = vars(parser.instantiate_classes(parser.parse_args(arguments)))
+    namespace = parser.parse_args(arguments)
+    try:
+        values = vars(parser.instantiate_classes(namespace))
+    except UsageError as error:
+        known = [f"--{name}" for name in parser.known_options()]
+        raise UsageError(as_typed(str(error), known)) from error
     if dataclass is not None:
-        with usage_errors():
+        with full_option_names("", parser.known_options()):
             values = {"options": dataclass(**values)}
-    if "on_command_line" in names:
+    if "on_command_line" in signature(function).parameters:
         values["on_command_line"] = on_command_line
     return partial(function, **values)
+
+
+def function_parser(program: str, function: Callable[..., object]) -> OneLineErrorParser:
+    """The parser of a command that is a function."""
+    parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
+    dataclass = options_class(function)
+    if dataclass is None:
+        parser.add_function_arguments(function, skip={"on_command_line"})
+    else:
+        parser.add_class_arguments(dataclass)
+    return parser
+
+
+def options_class(function: Callable[..., object]) -> Any:
+    """The dataclass of all options, if a command takes one."""
+    return get_type_hints(function).get("options")
 
 
 def collect_lists(arguments: list[str], names: Iterable[str]) -> list[str]:

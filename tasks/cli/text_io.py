@@ -3,7 +3,10 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from io import TextIOWrapper
+from pathlib import Path
 
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
@@ -28,6 +31,25 @@ def open_standard_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def printing_to(output: str | None) -> Iterator[None]:
+    """Write what the `with` block prints to the file of `--output`, at its end; None: print it.
+
+    Nothing is left after an error. Raises `UsageError` or `OSError` if it cannot be written.
+    """
+    if output is None:
+        yield
+        return
+    from tasks.checkpoints.exporting import new_file
+
+    with (
+        new_file(Path(output)) as partial,
+        partial.open("w", encoding="utf-8", errors="surrogateescape") as file,
+        redirect_stdout(file),
+    ):
+        yield
 
 
 def json_line(value: object) -> str:

@@ -80,6 +80,8 @@ def with_launcher(command: str) -> str:
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0":
         options += f" --max-restarts {restarts}"
+    if not command.startswith("python "):  # the script `tessera`
+        options += " --no-python"
     module = command.removeprefix("python ")
     if machines == 1:
         return f"torchrun --standalone {options} {module}"

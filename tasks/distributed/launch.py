@@ -62,7 +62,7 @@ def resume_if_restarted(task: str, arguments: list[str]) -> list[str]:
 # How many processes, and how they work together ---------------------------------------------------
 
 
-def resolve_devices(options: Any, command: str) -> None:
+def resolve_devices(options: Any) -> None:
     """Set a Trainer's numbers of devices and machines; refuse what cannot work.
 
     They follow from what torchrun or srun started. On a machine without GPUs, a strategy for
@@ -70,7 +70,6 @@ def resolve_devices(options: Any, command: str) -> None:
 
     Args:
         options: The Trainer's, which are changed.
-        command: "fit", "validate", "test" or "predict".
     """
     name = options.strategy
     if not isinstance(name, str):
@@ -84,8 +83,6 @@ def resolve_devices(options: Any, command: str) -> None:
     if by_torchrun():
         fresh_store()
     if launcher := external_launcher():
-        if command == "predict" and launcher.processes * launcher.machines > 1:
-            raise UsageError(f"predict runs in one process: start it without {launcher.name}")
         started = f"{launcher.name} started {launcher.processes} processes on this machine"
         _resolve_number(options, "devices", launcher.processes, started)
         started = f"{launcher.name} started processes on {launcher.machines} machines"
@@ -104,7 +101,7 @@ def resolve_devices(options: Any, command: str) -> None:
             raise UsageError(
                 f"--trainer.devices {options.devices}: on CPUs it is from 1 to {maximum}"
             )
-    share_cores(1 if command == "predict" else _processes(options.devices, has_gpus))
+    share_cores(_processes(options.devices, has_gpus))
 
 
 def _processes(devices: Any, has_gpus: bool) -> int:

@@ -27,14 +27,14 @@ APP = App(
     examples=(
         "fit",
         "fit --config configs/lm/shakespeare_char.yaml --data.path FILE_OR_FOLDER_OR_HUB_ID",
-        "fit --model.pretrained hf/gpt2 --data.source files --data.path my_texts",
+        "fit --model.pretrained hf/gpt2 --data.path my_texts",
         "generate --ckpt_path runs/lm/latest/checkpoints/best.ckpt "
         '--prompt "The" --temperature 0.8 --top_p 0.95',
-        "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --data.path FILE",
+        "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --input FILE",
     ),
     next_commands=(
         'generate --ckpt_path {best} --prompt "The"',
-        "score --ckpt_path {best} --data.path FILE",
+        "score --ckpt_path {best} --input FILE",
         "export --ckpt_path {best} --format safetensors",
     ),
 )

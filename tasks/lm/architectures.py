@@ -16,10 +16,16 @@ from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     ModelFolder,
     checkpoint_options,
+    located,
     model_options,
     pretrained_weights,
 )
-from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.reading import (
+    KEY,
+    Checkpoint,
+    load_network,
+    read_checkpoint,
+)
 from tasks.checkpoints.weights import PRETRAINED
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options, merged
@@ -106,20 +112,24 @@ class LanguageModel(NamedTuple):
 
 def load_model(source: str) -> LanguageModel:
     """Loads a language model: a checkpoint of `fit`, `hf/<model>` of the hub, or a local folder."""
+    source = located(source)
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(source)
-    checkpoint = read_checkpoint(source, "lm")
-    saved = checkpoint[KEY]
-    net = Decoder(load_config(DecoderConfig, saved["net"]))
-    net.load_state_dict(net_weights(checkpoint))
-    tokenizer = Tokenizer.from_json(saved["metadata"]["tokenizer"])
-    return LanguageModel(net.eval(), tokenizer, saved["metadata"])
+    return from_checkpoint(read_checkpoint(source, "lm"))
 
 
-def load_folder(source: str) -> LanguageModel:
-    folder = open_folder(source, CKPT_PATH)
+def from_checkpoint(checkpoint: Checkpoint) -> LanguageModel:
+    """Returns the language model of a checkpoint of `fit`."""
+    metadata = checkpoint[KEY]["metadata"]
+    net = load_network(checkpoint, DecoderConfig, Decoder)
+    return LanguageModel(net, Tokenizer.from_json(metadata["tokenizer"]), metadata)
+
+
+def load_folder(source: str, option: str = CKPT_PATH) -> LanguageModel:
+    """Loads `hf/<model>` of the hub, or a local folder; `option` names it in messages."""
+    folder = open_folder(source, option)
     tokenizer = Tokenizer.from_file(folder.path)
-    with usage_errors(f"{CKPT_PATH} {source}"):
+    with usage_errors(f"{option} {source}"):
         if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
                 f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer"

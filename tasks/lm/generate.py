@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from datamodules.tokenizers import truncation
 from modules.config import require
 from modules.generation.beam_search import beam_search
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
-from tasks.cli.text_io import json_line, read_input_lines
+from tasks.cli.text_io import json_line, printing_to, read_input_lines
 from tasks.errors import UsageError
 from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
@@ -25,7 +26,8 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
 
     Args:
         prompt: Beginning of the text; may be given several times. Without any, a document begins.
-        prompt_file: File with a prompt on each line; - is standard input.
+        input: File with a prompt on each line; - is standard input.
+        output: File for what is printed; null: standard output, as texts grow.
         num_samples: Texts for each prompt: the first with `seed`, the next with `seed` + 1, ...; in
             beam search the best ones.
         stop: String that ends a text and is not part of it; may be given several times.
@@ -36,7 +38,8 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
     """
 
     prompt: list[str] = field(default_factory=list)
-    prompt_file: str | None = None
+    input: str | None = None
+    output: str | None = None
     num_samples: int = 1
     stop: list[str] = field(default_factory=list)
     json: bool = False
@@ -92,32 +95,56 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
     """Write texts that continue prompts, token by token."""
     prompts = read_prompts(options)
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    tokens, options = read_by_model(model, prompts, options, on_command_line)
+    start = time.perf_counter()
+    with printing_to(options.output):
+        found = completions(model, prompts, tokens, options)
+        for completion in found:
+            if options.json:
+                print_completion_json(completion)
+                continue
+            names = [f"prompt {completion.number}"] if len(prompts) > 1 else []
+            names += [f"sample {completion.sample}"] if options.num_samples > 1 else []
+            if names:
+                print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
+            print(completion.prompt, end="", flush=True)
+            for chunk in completion.chunks():
+                print(chunk, end="", flush=True)
+            print(flush=True)
+    if any(completion.stream.ended == "context" for completion in found):
+        limit = f"the context of {model.net.max_length} tokens, the limit of beam search"
+        print(f"texts ended at {limit}", file=sys.stderr)
+    count = sum(completion.stream.tokens for completion in found)
+    seconds = time.perf_counter() - start
+    print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.0f} tokens/s)", file=sys.stderr)
+
+
+def read_by_model(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    options: GenerateOptions,
+    given: Collection[str],
+) -> tuple[list[list[int]], GenerateOptions]:
+    """Returns the tokens of each prompt, and options with the defaults of the model's folder.
+
+    `given` are the options that were named, such as --top_k.
+    """
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]
     generation = model.generation()
     if generation:
-        options = generation.apply_to(options, on_command_line, max(map(len, tokens)))
-    tokens = [truncate(model, ids, number, options) for number, ids in enumerate(tokens, 1)]
-    start = time.perf_counter()
-    complete = beam_completions if options.beams > 1 else sampled_completions
-    completions = complete(model, prompts, tokens, options, generation)
-    for completion in completions:
-        if options.json:
-            print_completion_json(completion)
-            continue
-        names = [f"prompt {completion.number}"] if len(prompts) > 1 else []
-        names += [f"sample {completion.sample}"] if options.num_samples > 1 else []
-        if names:
-            print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
-        print(completion.prompt, end="", flush=True)
-        for chunk in completion.chunks():
-            print(chunk, end="", flush=True)
-        print(flush=True)
-    if any(completion.stream.ended == "context" for completion in completions):
-        limit = f"the context of {model.net.max_length} tokens, the limit of beam search"
-        print(f"texts ended at {limit}", file=sys.stderr)
-    count = sum(completion.stream.tokens for completion in completions)
-    seconds = time.perf_counter() - start
-    print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.0f} tokens/s)", file=sys.stderr)
+        options = generation.apply_to(options, given, max(map(len, tokens)))
+    return [truncate(model, ids, number, options) for number, ids in enumerate(tokens, 1)], options
+
+
+def completions(
+    model: LanguageModel,
+    prompts: Sequence[str],
+    tokens: Sequence[list[int]],
+    options: GenerateOptions,
+) -> list[Completion]:
+    """Starts the texts after all prompts."""
+    start = beam_completions if options.beams > 1 else sampled_completions
+    return start(model, prompts, tokens, options, model.generation())
 
 
 def sampled_completions(
@@ -166,12 +193,12 @@ def beam_completions(
 
 def read_prompts(options: GenerateOptions) -> list[str]:
     """Returns the prompts of the command line and the file; one empty prompt if there are none."""
-    if options.prompt_file is None:
+    if options.input is None:
         return options.prompt or [""]
-    lines = read_input_lines(options.prompt_file, "--prompt_file", "prompts")
+    lines = read_input_lines(options.input, "--input", "prompts")
     prompts = [line for line in lines if line.strip()]
     if not prompts:
-        raise UsageError(f"--prompt_file {options.prompt_file} has no prompt: write one per line")
+        raise UsageError(f"--input {options.input} has no prompt: write one per line")
     return options.prompt + prompts
 
 
@@ -201,7 +228,7 @@ def truncate(
         reason += f", {context - limit} of which beam search reserves for new ones"
     if options.strict:
         raise UsageError(f"{reason}: shorten it, or leave --strict out to read its last part")
-    print(f"{reason}: its last {limit} are read", file=sys.stderr)
+    print(truncation(reason, limit, "tail"), file=sys.stderr)
     return tokens[-limit:]
 
 

@@ -1,54 +1,49 @@
 """`python -m tasks.lm score`: how well a model predicts a text."""
 
-import json as json_text
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from datamodules.corpus import CorpusData
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import TokenizerConfig
 from datamodules.utils.progress import progress_bar
-from modules.generation.quantized import QuantizationName
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
+from tasks.cli.text_io import printing_to
 from tasks.errors import UsageError
-from tasks.inference import DeviceName, prepared
+from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import load_model
+from tasks.predictions import Score
 from tasks.tracking.report import table
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """A text to score.
+    """How to read a text to score.
 
     Args:
-        path: File, folder, or id of a data set of the hub: its test split if it has one, else all.
+        source: txt, csv, jsonl or hub; null: told from the path.
         text_column: Column with the texts; null: text, review, sentence, content or document.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         skip_bad: Leave out texts that cannot be used, instead of stopping at the first.
     """
 
-    path: str
+    source: Literal["txt", "csv", "jsonl", "hub"] | None = None
     text_column: str | None = None
     blank_lines: bool = False
     skip_bad: bool = False
 
 
-def score(
-    ckpt_path: str,
-    data: ScoredText,
-    stride: int | None = None,
-    batch_size: int = 8,
-    json: bool = False,
-    quantize: QuantizationName | None = None,
-    device: DeviceName = "auto",
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions(InferenceOptions):
     """Print loss, perplexity and bits per byte of a text.
 
     A window of the model's context slides over the text by the stride. Each token counts once, in
@@ -56,50 +51,73 @@ def score(
     the beginning of the text.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
-        data: The text.
+        input: File, folder, or id of a data set of the hub: its test split if it has one, else all.
+        data: How to read it.
+        output: File for what is printed; null: standard output.
         stride: Tokens between the starts of windows, from 1 (slow, exact) to the context; null:
             half the context.
         batch_size: Windows at a time.
         json: Print a JSON object instead of a table.
-        quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
-            they are.
-        device: Where to compute; auto: on a GPU if there is one, but int8 on the CPU.
     """
-    model = prepared(load_model(ckpt_path), device, quantize)
-    length = model.net.max_length
+
+    input: str
+    data: ScoredText = ScoredText()
+    output: str | None = None
+    stride: int | None = None
+    batch_size: int = 8
+    json: bool = False
+
+
+def score(options: ScoreOptions) -> None:
+    """Print loss, perplexity and bits per byte of a text."""
+    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    stride = check_windows(model.net, options.stride, options.batch_size)
+    file = load_tokens(options.input, options.data, model.metadata)
+    if len(file.tokens) < 2:
+        raise UsageError(
+            f"{options.input} has only one token, nothing to predict: give a longer text"
+        )
+    with printing_to(options.output):
+        scores = scored(model.net, file, stride, options.batch_size)
+        if options.json:
+            print(json.dumps(scores))
+        else:
+            table(options.input, scores)
+
+
+def scored(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
+    """Scores of a `TokenFile` by name; arguments as of `total_losses`."""
+    ((loss, correct, tokens),) = total_losses(net, [file.tokens], stride, batch_size)
+    num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
+    return {
+        **asdict(Score.of(loss, tokens, num_bytes)),
+        "accuracy": correct / tokens,
+        "bytes": num_bytes,
+        "context": net.max_length,
+        "stride": stride,
+    }
+
+
+def check_windows(net: Decoder, stride: int | None, batch_size: int) -> int:
+    """Returns the stride of windows, by default half the context.
+
+    Raises `UsageError` if it is not from 1 to the context, or `batch_size` is below 1.
+    """
+    length = net.max_length
     if stride is None:
         stride = max(1, length // 2)
     if not 1 <= stride <= length:
-        raise UsageError(f"--stride {stride} must be from 1 to the context of the model, {length}")
+        raise UsageError(f"stride is {stride}, but must be from 1 to the context, {length}")
     if batch_size < 1:
-        raise UsageError(f"--batch_size {batch_size} must be at least 1")
-    file = load_tokens(data, model.metadata)
-    if len(file.tokens) < 2:
-        raise UsageError(f"{data.path} has only one token, nothing to predict: give a longer text")
-    loss, correct, tokens = total_loss(model.net, file.tokens, stride, batch_size)
-    num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
-    scores = {
-        "loss": loss / tokens,
-        "perplexity": math.exp(loss / tokens),
-        "bits_per_byte": loss / math.log(2) / num_bytes,
-        "accuracy": correct / tokens,
-        "tokens": tokens,
-        "bytes": num_bytes,
-        "context": length,
-        "stride": stride,
-    }
-    if json:
-        print(json_text.dumps(scores))
-    else:
-        table(data.path, scores)
+        raise UsageError(f"batch_size is {batch_size}, but must be at least 1")
+    return stride
 
 
-def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
+def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
     """Returns the `TokenFile` of the whole text, with special tokens as in training."""
     data = CorpusData(
-        "files",
-        text.path,
+        text.source,
+        path,
         max_length=metadata["max_length"],
         dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
         tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
@@ -107,52 +125,66 @@ def load_tokens(text: ScoredText, metadata: dict[str, Any]) -> Any:
     )
     data.set_metadata(metadata)
     data.source.option_prefix = "--data"
+    data.source.path_option = "--input"
     data.source.prepare()
     return data.tokenise(data.source.whole(), "the text")
 
 
 @torch.inference_mode()
-def total_loss(
-    net: Decoder, tokens: np.ndarray, stride: int, batch_size: int
-) -> tuple[float, int, int]:
-    """Returns sum of losses, correct predictions and number of all tokens (N,) but the first."""
+def total_losses(
+    net: Decoder, texts: Sequence[np.ndarray], stride: int, batch_size: int
+) -> list[tuple[float, int, int]]:
+    """Returns sum of losses, correct predictions and number of all tokens but the first, per text.
+
+    Args:
+        net: The model.
+        texts: Token ids of each, (N,), at least 2.
+        stride: Tokens between the starts of windows.
+        batch_size: Windows at a time; of several texts, the longest first.
+    """
     device = net.embed.weight.device
-    loss = 0.0
-    correct = 0
-    count = 0
-    total = -(-max(0, len(tokens) - 1 - net.max_length) // stride) + 1  # windows
+    losses = [0.0] * len(texts)
+    correct = [0] * len(texts)
+    order = sorted(range(len(texts)), key=lambda number: -len(texts[number]))
+    remaining = (
+        (number, *window)
+        for number in order
+        for window in windows(texts[number], net.max_length, stride)
+    )
+    total = sum(len(window_starts(text, net.max_length, stride)) for text in texts)
     with progress_bar("scoring", total, least=100) as advance:
-        for inputs, targets in windows(tokens, net.max_length, stride, batch_size):
-            mean, right = net.loss(net(inputs.to(device)), targets.to(device))
-            new = int((targets != IGNORE_INDEX).sum())
-            loss += float(mean) * new
-            correct += int(right)
-            count += new
-            advance(len(inputs))
-    return loss, correct, count
+        while batch := list(islice(remaining, batch_size)):
+            numbers, inputs, targets = zip(*batch, strict=True)
+            padded = pad_sequence([*inputs], batch_first=True)  # (B, T), behind the tokens
+            states = net(padded.to(device))  # (B, T, E)
+            for number, hidden, target in zip(numbers, states, targets, strict=True):
+                # (T, E) -> (1, N, E), and (N,) -> (1, N)
+                mean, right = net.loss(hidden[None, : len(target)], target[None].to(device))
+                losses[number] += float(mean) * int((target != IGNORE_INDEX).sum())
+                correct[number] += int(right)
+            advance(len(batch))
+    counts = [len(text) - 1 for text in texts]
+    return list(zip(losses, correct, counts, strict=True))
 
 
-def windows(
-    tokens: np.ndarray, length: int, stride: int, batch_size: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields windows of a text and their targets, (B, T) each; each token is a target once.
+def window_starts(tokens: np.ndarray, length: int, stride: int) -> range:
+    """Where the windows of a text begin; see `windows`."""
+    return range(0, max(1, len(tokens) - 1 - length + stride), stride)
 
-    Other targets are -100: those of an earlier window, and those beyond the end of the text.
+
+def windows(tokens: np.ndarray, length: int, stride: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields windows of a text and their targets, (T,) each; each token is a target once.
+
+    Other targets are -100: those of an earlier window.
 
     Args:
         tokens: Token ids (N,), at least 2.
-        length: Tokens T of a window; fewer if the text is shorter.
+        length: Tokens T of a window; the last may have fewer.
         stride: Tokens between the starts of windows.
-        batch_size: Windows B at a time.
     """
-    last = len(tokens) - 1
-    starts = np.arange(0, max(1, last - length + stride), stride)
-    offsets = np.arange(min(length, last))
-    for first in range(0, len(starts), batch_size):
-        start = starts[first : first + batch_size, None]  # (B, 1)
-        index = np.minimum(start + offsets, last)  # (B, T); the last token pads
-        inputs = tokens[index].astype(np.int64)
-        targets = tokens[np.minimum(index + 1, last)].astype(np.int64)
-        is_earlier = (start > 0) & (offsets < length - stride)
-        targets[is_earlier | (index == last)] = IGNORE_INDEX
-        yield torch.from_numpy(inputs), torch.from_numpy(targets)
+    for start in window_starts(tokens, length, stride):
+        window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))  # (T + 1,)
+        targets = window[1:].clone()
+        if start > 0:
+            targets[: length - stride] = IGNORE_INDEX
+        yield window[:-1], targets

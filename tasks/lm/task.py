@@ -41,8 +41,8 @@ class SampleConfig:
 
     def __post_init__(self) -> None:
         every = self.every
-        require(every is None or every >= 1, f"samples.every is {every}; it must be at least 1.")
-        require(bool(self.prompts), "samples.prompts is empty; leave it out, or give one.")
+        require(every is None or every >= 1, f"every is {every}; it must be at least 1.")
+        require(bool(self.prompts), "prompts is empty; leave it out, or give one.")
         require(self.generation.beams == 1, "samples have no beam search; leave beams out.")
 
 

@@ -16,7 +16,7 @@ APP = App(
     trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.bert.export:export",
         )
     },

@@ -30,13 +30,13 @@ APP = App(
         "fit",
         "fit --config configs/seq2seq/multi30k_en_de.yaml --data.path FOLDER",
         'translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "March 5, 2021"',
-        "translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --file FILE --beams 8 "
+        "translate --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --input FILE --beams 8 "
         "--nbest 3",
         'attend --ckpt_path runs/seq2seq/latest/checkpoints/best.ckpt --text "March 5, 2021"',
     ),
     next_commands=(
         'translate --ckpt_path {best} --text "..."',
-        'attend --ckpt_path {best} --text "..." --out attention.png',
+        'attend --ckpt_path {best} --text "..." --output attention.png',
         "export --ckpt_path {best} --format safetensors",
     ),
 )

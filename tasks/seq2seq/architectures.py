@@ -16,11 +16,18 @@ from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     ModelFolder,
     check_tokenizer,
+    located,
     read_task_checkpoint,
     tokenizer_file,
     without_dropout,
 )
-from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.reading import (
+    KEY,
+    Checkpoint,
+    load_network,
+    net_weights,
+    read_checkpoint,
+)
 from tasks.checkpoints.weights import PRETRAINED
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options
@@ -153,17 +160,21 @@ class TranslationModel(NamedTuple):
 
 def load_model(source: str) -> TranslationModel:
     """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
+    source = located(source)
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(source)
-    checkpoint = read_checkpoint(source, "seq2seq")
-    saved = checkpoint[KEY]
-    net = build_seq2seq(load_config(Seq2SeqConfig, saved["net"]))
-    net.load_state_dict(net_weights(checkpoint))
-    return TranslationModel.of(net, saved["metadata"])
+    return from_checkpoint(read_checkpoint(source, "seq2seq"))
 
 
-def load_folder(source: str) -> TranslationModel:
-    folder = ModelFolder(source, FAMILIES, CKPT_PATH)
+def from_checkpoint(checkpoint: Checkpoint) -> TranslationModel:
+    """Returns the translation model of a checkpoint of `fit`."""
+    net = load_network(checkpoint, Seq2SeqConfig, build_seq2seq)
+    return TranslationModel.of(net, checkpoint[KEY]["metadata"])
+
+
+def load_folder(source: str, option: str = CKPT_PATH) -> TranslationModel:
+    """Loads `hf/<model>` of the hub, or a local folder; `option` names it in messages."""
+    folder = ModelFolder(source, FAMILIES, option)
     tokenizer_config = folder_tokenizers(folder)
     metadata = {
         **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),

@@ -7,7 +7,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizers import Tokenizer, truncation
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import Translation, translate
 from modules.record import AttentionRecord
@@ -16,6 +16,7 @@ from tasks.cli.text_io import printed
 from tasks.errors import UsageError, usage_errors
 from tasks.inference import DeviceName, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
+from tasks.tracking.report import plain
 
 FIGURE_FORMATS = ("pdf", "png", "svg")
 TOKEN_SIZE = 0.2  # inches
@@ -27,7 +28,7 @@ INCOMPLETE = "\ufffd"  # text of an incomplete character
 def attend(
     ckpt_path: str,
     text: str,
-    out: str = "attention.png",
+    output: str = "attention.png",
     target: str | None = None,
     beams: int = 5,
     device: DeviceName = "auto",
@@ -37,7 +38,7 @@ def attend(
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         text: Sentence to translate.
-        out: Picture to write, .png, .pdf or .svg.
+        output: Picture to write, .png, .pdf or .svg.
         target: Translation to draw; null: the model's own.
         beams: Beams of the search for the model's own translation.
         device: Where to compute; auto: on a GPU if there is one.
@@ -46,27 +47,28 @@ def attend(
         raise UsageError("--text is empty: give a sentence to translate")
     if beams < 1:
         raise UsageError(f"--beams {beams} must be at least 1")
-    format = Path(out).suffix.removeprefix(".").lower() or "png"
+    format = Path(output).suffix.removeprefix(".").lower() or "png"
     if format not in FIGURE_FORMATS:
-        raise UsageError(f"--out {out}: give a name that ends in .pdf, .png or .svg")
+        raise UsageError(f"--output {output}: give a name that ends in .pdf, .png or .svg")
     model = prepared(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
-        print(f"the text is longer than the {len(source)} tokens that the model reads")
+        print(truncation("--text", len(source), model.tokenizer.source.truncation))
     finished = True
     if target is None:
         tokens, _, finished = translate_text(model, source, beams)
     else:
         tokens, cut = encode_translation(model, target)
         if cut:
-            print(f"--target is longer than the {model.net.max_length} tokens of the model")
+            kept = model.tokenizer.target.truncation
+            print(truncation("--target", model.net.max_length, kept))
     weights = cross_attention_weights(model, source, tokens)
     sources = token_labels(model.tokenizer.source, source)
     targets = token_labels(model.tokenizer.target, tokens)
-    with new_file(Path(out)) as partial, usage_errors(f"--out {out}"):
+    with new_file(Path(output)) as partial, usage_errors(f"--output {output}"):
         draw(weights, sources, targets, partial, format)
     print(printed(model.tokenizer.decode(tokens), finished))
-    print(f"wrote {out}: {len(weights)} layers by {weights.shape[1]} heads")
+    print(f"wrote {output}: {len(weights)} layers by {weights.shape[1]} heads")
 
 
 def translate_text(model: TranslationModel, source: list[int], beams: int) -> Translation:
@@ -138,8 +140,8 @@ def draw(
     import matplotlib.figure
 
     layers, heads = weights.shape[:2]
-    sources = [label.replace("$", r"\$") for label in source]  # $ begins a formula
-    targets = [label.replace("$", r"\$") for label in target]
+    sources = [plain(label) for label in source]
+    targets = [plain(label) for label in target]
     width = heads * (TOKEN_SIZE * len(source) + LABEL_SIZE)
     height = layers * (TOKEN_SIZE * len(target) + LABEL_SIZE)
     scale = min(1.0, MAX_INCHES / max(width, height))
@@ -155,4 +157,6 @@ def draw(
             panel.set_title(title, fontsize=8)
             panel.set_xticks(range(len(source)), sources, rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), targets, fontsize=7)
+    figure.supxlabel("source token", fontsize=8)
+    figure.supylabel("target token", fontsize=8)
     figure.savefig(path, dpi=100, format=format)

@@ -60,7 +60,7 @@ class DecodingConfig:
                 self.generation(getattr(self, name), self.max_new_tokens or 1)
             except ValueError as error:
                 sentence = str(error).replace("beams", name, 1)  # begins with GenerationConfig's
-                raise ValueError(f"decoding.{sentence}") from error
+                raise ValueError(sentence) from error
 
     def generation(self, beams: int, max_length: int) -> GenerationConfig:
         """Returns options of `translate` for a network of `max_length` tokens."""
@@ -180,6 +180,9 @@ class Seq2SeqTask(TextTask):
         """Target tokens/s, without padding."""
         return {"train/tokens_per_s": samples_per_s * self.token_count.per_sample()}
 
+    def reset_media(self) -> None:
+        self.collected = {}
+
     def collect_media(self, batch: Batch, outputs: dict[str, Any]) -> None:
         """Keeps the cross-attention of the first translation."""
         if self.collected or not any(outputs["texts"][:1]):  # an empty one has no picture
@@ -201,7 +204,6 @@ class Seq2SeqTask(TextTask):
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         media: dict[str, Table | Picture] = {**self.collected}
-        self.collected = {}
         found = self.metrics[split]["scores"].found[:LOGGED]  # scored translations
         rows = [(row.source, row.text, row.reference) for row in found]
         if rows:
@@ -226,8 +228,9 @@ class Seq2SeqTask(TextTask):
             write_text(folder / "source.tokenizer.json", source)
             write_text(folder / "target.tokenizer.json", target)
 
-    def save_results(self, folder: Path) -> None:
-        write_text(folder / "translations.tsv", table(self.metrics["test"]["scores"].found))
+    def save_results(self, folder: Path, split: str) -> None:
+        prefix = "" if split == "test" else f"{split}_"
+        write_text(folder / f"{prefix}translations.tsv", table(self.metrics[split]["scores"].found))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
         rows = self.metrics["test"]["scores"].found[:PRINTED]

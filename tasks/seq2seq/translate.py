@@ -5,12 +5,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from datamodules.tokenizers import truncation
 from datamodules.utils.progress import progress_bar
 from modules.config import require
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
-from tasks.cli.text_io import json_line, printed, read_input_lines
+from tasks.cli.text_io import json_line, printed, printing_to, read_input_lines
 from tasks.inference import InferenceOptions, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
 
@@ -21,8 +22,9 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
     Args:
         text: Sentence to translate; may be given several times.
-        file: File with one sentence per line; - is standard input, which is also read if there is
+        input: File with one sentence per line; - is standard input, which is also read if there is
             neither a file nor a text.
+        output: File for what is printed; null: standard output.
         beams: Beams of beam search; 1: greedy decoding, or sampling with a temperature.
         max_new_tokens: Maximum number of tokens of a translation, up to what the model can
             generate.
@@ -41,7 +43,8 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
     """
 
     text: list[str] = field(default_factory=list)
-    file: str | None = None
+    input: str | None = None
+    output: str | None = None
     beams: int = 5
     max_new_tokens: int = 512
     temperature: float = 0.0
@@ -72,25 +75,24 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
     """Translate texts, a sentence a line."""
     lines = list(options.text)
-    if options.file is not None or not lines:
-        lines += read_input_lines(options.file or "-", "--file", "sentences")
+    if options.input is not None or not lines:
+        lines += read_input_lines(options.input or "-", "--input", "sentences")
     model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
-    if model.generation:
-        # The prompt is the start token.
-        options = model.generation.apply_to(options, on_command_line, prompt_length=1)
+    options = with_folder_defaults(model, options, on_command_line)
     start = time.perf_counter()
-    found = [best[: options.nbest] for best in translations(model, lines, options)]
-    seconds = time.perf_counter() - start
-    for number, (line, best) in enumerate(zip(lines, found, strict=True), 1):
-        for rank, translation in enumerate(best, 1):
-            text = model.tokenizer.decode(translation.tokens)
-            if options.json:
-                print_translation_json(number, line, rank, translation, text)
-            elif options.nbest == 1:
-                print(printed(text, translation.finished))
-            else:
-                text = printed(text, translation.finished)
-                print(f"{number}\t{translation.score:.4f}\t{text}")
+    with printing_to(options.output):
+        found = [best[: options.nbest] for best in translations(model, lines, options)]
+        seconds = time.perf_counter() - start
+        for number, (line, best) in enumerate(zip(lines, found, strict=True), 1):
+            for rank, translation in enumerate(best, 1):
+                text = model.tokenizer.decode(translation.tokens)
+                if options.json:
+                    print_translation_json(number, line, rank, translation, text)
+                elif options.nbest == 1:
+                    print(printed(text, translation.finished))
+                else:
+                    text = printed(text, translation.finished)
+                    print(f"{number}\t{translation.score:.4f}\t{text}")
     print(
         f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr
     )
@@ -105,6 +107,18 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         print(f"{unfinished} translations were not finished: {advice}", file=sys.stderr)
 
 
+def with_folder_defaults(
+    model: TranslationModel, options: TranslateOptions, given: Collection[str]
+) -> TranslateOptions:
+    """Returns options with the defaults of the model's folder, if it has some.
+
+    `given` are the options that were named, such as --beams.
+    """
+    if model.generation is None:
+        return options
+    return model.generation.apply_to(options, given, prompt_length=1)  # it is the start token
+
+
 def translations(
     model: TranslationModel, lines: Sequence[str], options: TranslateOptions
 ) -> list[list[Translation]]:
@@ -114,11 +128,9 @@ def translations(
     texts = [lines[number] for number in numbers]
     rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
     if any(cut):
-        print(
-            f"{sum(cut)} of {len(lines)} sentences are longer than the {model.net.max_length} "
-            "tokens that the model reads: the rest is not translated",
-            file=sys.stderr,
-        )
+        what = f"{sum(cut)} of {len(lines)} sentences"
+        kept = model.tokenizer.source.truncation
+        print(truncation(what, model.net.max_length, kept), file=sys.stderr)
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     with progress_bar("translating", len(rows), least=100) as advance:
         for first in range(0, len(order), options.batch_size):

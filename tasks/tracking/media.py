@@ -9,6 +9,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger, WandbLogger
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from tasks.lightning_patches import logged_step
@@ -25,12 +26,18 @@ class Table:
 
 
 class MediaLogger(Callback):
-    """Logs a task's tables and pictures after each validation and test."""
+    """Collects what a task shows of an evaluation, and logs it after each validation and test."""
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        pl_module.reset_media()  # type: ignore[operator]
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_validation_start(trainer, pl_module)
 
     def on_validation_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
-        if media_loggers(trainer):
+        if collects_media(trainer):
             pl_module.collect_media(batch, outputs)  # type: ignore[operator]
 
     def on_test_batch_end(
@@ -46,6 +53,12 @@ class MediaLogger(Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_validation_end(trainer, pl_module)
+
+
+def collects_media(trainer: pl.Trainer) -> bool:
+    """Whether this process logs what an evaluation shows, or saves it among the results."""
+    saves = trainer.state.fn != TrainerFn.FITTING and not trainer.fast_dev_run  # type: ignore[attr-defined]
+    return bool(media_loggers(trainer)) or (trainer.is_global_zero and saves)
 
 
 def media_loggers(trainer: pl.Trainer) -> list[Logger]:

@@ -1,76 +1,270 @@
 """Progress on a terminal as a bar, elsewhere as plain lines, and how long training will take."""
 
 import math
+import shutil
 import sys
 import time
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, RichProgressBar
+from pytorch_lightning.callbacks import Callback, ProgressBar
 
 from tasks.base import Task
 
+SECONDS_BETWEEN_LINES = 30.0  # at most, if the output is not a terminal
+
 
 def progress_callbacks(wanted: bool | None, max_time: Any) -> list[Callback]:
-    """The progress display: none if `wanted` is false, a rich bar on a terminal, else lines.
+    """The progress display: none if `wanted` is false, with a bar on a terminal, else lines.
 
     With an estimate of the time, if none was given as the limit.
     """
     if wanted is False:
         return []
     estimates: list[Callback] = [TimeEstimate()] if max_time is None else []
-    if sys.stdout.isatty():
-        return [RichProgressBar(leave=False, refresh_rate=10), *estimates]
-    return [ProgressLines(), *estimates]
+    display: Callback = Bar() if sys.stdout.isatty() else ProgressLines()
+    return [display, *estimates]
+
+
+def progress_line(trainer: pl.Trainer, task: pl.LightningModule, width: float = math.inf) -> str:
+    """Epoch, step, and the latest losses and metrics of the validation, the task's monitor first.
+
+    What does not fit into `width` columns is left out.
+    """
+    assert isinstance(task, Task)
+    metrics = trainer.callback_metrics
+    validated = sorted(name for name in metrics if name.startswith("val/"))
+    steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+    line = f"{epoch_of(trainer)}  step {trainer.global_step}{steps}"
+    for name in dict.fromkeys(("train/loss", "val/loss", task.monitor, *validated)):
+        value = f"  {name} {float(metrics[name]):.4f}" if name in metrics else ""
+        if len(line) + len(value) > width:
+            break
+        line += value
+    return line
+
+
+def epoch_of(trainer: pl.Trainer) -> str:
+    """The present epoch, from 1, of how many; - if there is no limit."""
+    last = trainer.max_epochs if (trainer.max_epochs or 0) > 0 else "-"
+    return f"epoch {trainer.current_epoch + 1}/{last}"
+
+
+def evaluation_of(trainer: pl.Trainer) -> tuple[str, int | float]:
+    """The present evaluation's name, and its batches on each process."""
+    if trainer.testing:
+        return "test", sum(trainer.num_test_batches)
+    if trainer.predicting:
+        return "predict", sum(trainer.num_predict_batches)
+    if trainer.sanity_checking:
+        return "sanity check", sum(trainer.num_sanity_val_batches)
+    return "validation", sum(trainer.num_val_batches)
+
+
+def is_fit(trainer: pl.Trainer) -> bool:
+    """Whether this is a step or a validation of `fit`, on the process that prints."""
+    is_training = trainer.state.fn == "fit" and not trainer.sanity_checking
+    return is_training and trainer.is_global_zero
 
 
 class ProgressLines(Callback):
-    """One line after each validation, at most one every `seconds`, for logs and pipes."""
+    """A line after a validation, at most one every `seconds`, and one at least every 30 s.
+
+    That is also so within a validation, a test or a prediction.
+    """
 
     def __init__(self, seconds: float = 5.0) -> None:
         self.seconds = seconds
-        self.last = 0.0
+        self.last = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any
+    ) -> None:
+        if is_fit(trainer) and self._is_due():
+            self._print(progress_line(trainer, pl_module))
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if trainer.is_global_zero and self._is_due():
+            title, total = evaluation_of(trainer)
+            self._print(f"{title}  batch {batch_idx + 1}/{total}")
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
-            return
         is_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
         is_final = is_last_epoch or trainer.global_step == trainer.max_steps
-        if time.monotonic() - self.last < self.seconds and not is_final:
-            return
+        if is_fit(trainer) and (time.monotonic() - self.last >= self.seconds or is_final):
+            self._print(progress_line(trainer, pl_module))
+
+    def _is_due(self) -> bool:
+        return time.monotonic() - self.last >= SECONDS_BETWEEN_LINES
+
+    def _print(self, line: str) -> None:
         self.last = time.monotonic()
-        metrics = sorted(trainer.callback_metrics.items())
-        values = "  ".join(
-            f"{name} {float(value):.4f}"
-            for name, value in metrics
-            if name == "train/loss" or name.startswith("val/")
+        print(line, flush=True)
+
+
+class Bar(ProgressBar):
+    """A bar of one line, at most 80 columns, for the present epoch or evaluation.
+
+    Above it stay the lines of `ProgressLines`, one for each validation, as far as
+    they fit.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_enabled = True
+        self.bar: Any = None
+        self.task_id: Any = None
+        self.epoch_total = 0.0  # batches of the epoch
+        self.loss_shown = 0.0  # when
+
+    def disable(self) -> None:
+        """Called on all processes but the first."""
+        self.is_enabled = False
+
+    def enable(self) -> None:
+        self.is_enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Prints above the bar."""
+        if self.bar is not None:
+            self.bar.console.print(*args, highlight=False, **kwargs)
+        else:
+            print(*args, **kwargs)
+
+    def show(self, title: str, total: float) -> None:
+        """Starts the bar of an epoch or an evaluation, in place of that before it."""
+        self.hide()
+        if not self.is_enabled:
+            return
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
         )
-        epochs = f"/{trainer.max_epochs}" if (trainer.max_epochs or 0) > 0 else ""
-        steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
-        print(
-            f"epoch {trainer.current_epoch + 1}{epochs}  step {trainer.global_step}{steps}  "
-            f"{values}",
-            flush=True,
+
+        console = Console()
+        console.width = min(console.width, 80)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[more]}"),
         )
+        self.bar = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+        self.task_id = self.bar.add_task(title, total=None if total == math.inf else total, more="")
+        self.bar.start()
+
+    def hide(self) -> None:
+        """Removes the bar."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+    def move(self, completed: int, more: str | None = None) -> None:
+        """Shows how many batches are done; `more` replaces the text after the bar."""
+        if self.bar is not None:
+            fields = {} if more is None else {"more": more}
+            self.bar.update(self.task_id, completed=completed, **fields)
+
+    # Hooks ----------------------------------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epoch_total = self.total_train_batches
+        self.show(epoch_of(trainer), self.epoch_total)
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        self.move(batch_idx + 1)
+        now = time.monotonic()
+        loss = trainer.progress_bar_metrics.get("train/loss")
+        is_due = now - self.loss_shown > 0.5 or batch_idx + 1 >= self.epoch_total
+        if loss is not None and is_due:  # reading it waits for a GPU
+            self.loss_shown = now
+            self.move(batch_idx + 1, f"loss {float(loss):.4f}")
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.show(*evaluation_of(trainer))
+
+    on_test_start = on_validation_start
+    on_predict_start = on_validation_start
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.move(batch_idx + 1)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.hide()
+        if not is_fit(trainer):
+            return
+        width = shutil.get_terminal_size().columns
+        print(progress_line(trainer, pl_module, width), flush=True)
+        batch = trainer.fit_loop.batch_idx + 1
+        if batch < self.epoch_total:  # within an epoch
+            self.show(epoch_of(trainer), self.epoch_total)
+            self.move(batch)
+
+    on_test_batch_end = on_validation_batch_end
+    on_predict_batch_end = on_validation_batch_end
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.hide()
+
+    on_test_end = on_train_end
+    on_predict_end = on_train_end
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        self.hide()
 
 
 class TimeEstimate(Callback):
-    """Says how long training will take: after some seconds, and again after the first validation.
+    """Prints how long training will take, and prints it again if that changes by more than 10 %.
 
-    The second time only if it changes by more than 10 %. Says nothing if training has no end.
+    The speed is that of windows of 4, 8, 16, ... s of training steps, and of the first validation.
+    Prints nothing if training has no end.
 
     Args:
-        seconds: Of training steps before the first estimate.
+        seconds: Of the first window.
     """
 
     def __init__(self, seconds: float = 4.0) -> None:
         self.seconds = seconds
+        self.window = seconds
+        self.seconds_per_batch = 0.0  # as last measured
         self.batches = -1  # of training, in `train_seconds`; the first one only warms up
         self.train_seconds = 0.0
         self.validations = 0
         self.validation_seconds = 0.0
         self.clock = 0.0
-        self.is_due = True
         self.end = 0.0  # expected, as last said
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,13 +277,17 @@ class TimeEstimate(Callback):
         if self.batches >= 0:
             self.train_seconds += passed
         self.batches += 1
-        if self.is_due and self.train_seconds >= self.seconds:
-            self.is_due = False
+        if self.batches > 0 and self.train_seconds >= self.window:
+            self.seconds_per_batch = self.train_seconds / self.batches
+            self.window *= 2
+            self.train_seconds = 0.0
+            self.batches = 0
             self._say(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        passed = self._passed()
         if self.batches > 0:
-            self.train_seconds += self._passed()
+            self.train_seconds += passed
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking:
@@ -107,14 +305,14 @@ class TimeEstimate(Callback):
         return passed
 
     def _say(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prints the estimate, if it is not within 10 % of what was said."""
-        if not trainer.is_global_zero or self.batches < 1:
+        """Prints the estimate; not again if training ends soon or it is within 10 % of the last."""
+        if not trainer.is_global_zero:
             return
         left = self.seconds_left(trainer, pl_module)
         now = time.monotonic()
         if not 0 < left < math.inf:
             return
-        if self.end and abs(now + left - self.end) < 0.1 * left:
+        if self.end and (left < self.seconds or abs(now + left - self.end) < 0.1 * left):
             return
         self.end = now + left
         text = f"training takes about {duration(left)} more"
@@ -125,12 +323,12 @@ class TimeEstimate(Callback):
             print(text, flush=True)
 
     def seconds_left(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> float:
-        """Of training steps and validations, at their speed until now; infinity without an end.
+        """At the speed of the last steps and validations; infinity without an end.
 
         Until there was a validation, its batches are taken to cost a third of those of training.
         """
         assert isinstance(pl_module, Task)
-        per_batch = self.train_seconds / max(1, self.batches)
+        per_batch = self.seconds_per_batch
         left = pl_module.total_steps() - trainer.global_step
         if left == math.inf:
             return left

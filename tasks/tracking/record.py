@@ -1,6 +1,7 @@
 """The record of a run: its config, throughput, summary and pictures."""
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, BinaryIO
 import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, Timer
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.utils.files import write_text
@@ -19,9 +20,72 @@ from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
-from tasks.tracking.report import draw_curves
+from tasks.tracking.report import counted, draw_curves, evaluated_samples
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
+
+
+def device_name(device: torch.device) -> str:
+    """Such as "cpu", or "cuda (NVIDIA H100)"."""
+    if device.type != "cuda":
+        return device.type
+    return f"cuda ({torch.cuda.get_device_name(device)})"
+
+
+def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, Any]:
+    """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1."""
+    found = [(float(row[task.monitor]), int(row["epoch"])) for row in rows if task.monitor in row]
+    if not found:
+        return {}
+    best = max if task.monitor_mode == "max" else min
+    value, epoch = best(found, key=lambda pair: pair[0])
+    return {f"best {task.monitor}": value, "best epoch": epoch + 1}
+
+
+def rounded(value: Any) -> Any:
+    """Floats in nested primitives with 6 significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return value
+
+
+def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
+    """What a run is about to do: its data, model, device, length and folder."""
+    data = task.datamodule
+    source = data.origin
+    if source == "embedded":
+        source = task.run_config["data"]["source"]
+    splits = {"training": "train"}
+    if trainer.enable_validation:
+        splits["validation"] = "val"
+    sizes = {name: len(data.dataset(split)) for name, split in splits.items()}
+    test_size = data.test_size() if trainer.limit_test_batches else None
+    if test_size is not None:
+        sizes["test"] = test_size
+    *first, last = [f"{size:,} {name}" for name, size in sizes.items()]
+    counts = f"{', '.join(first)} and {last}" if first else last
+    columns = data.source.chosen_columns()
+    ending = task.describe_targets() + (f"; {columns}" if columns else "")
+    weights = sum(parameter.numel() for parameter in task.net.parameters())
+    where = device_name(task.device)
+    if task.device.type == "cpu":
+        threads = torch.get_num_threads()
+        where += f", {counted(threads, 'thread')}"
+    processes = f", {trainer.world_size} processes" if trainer.world_size > 1 else ""
+    steps = task.total_steps()
+    length = "without end" if steps == math.inf else counted(int(steps), "optimizer step")
+    if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        length = f"until --trainer.max_time, {length}"
+    if trainer.global_step:
+        length += f", {trainer.global_step:,} of them done"
+    return [
+        f"data    {source}: {counts} {data.noun}{ending}",
+        f"model   {type(task.net).__name__}, {weights:,} parameters",
+        f"device  {where}{processes}, {trainer.precision}",
+        f"run     {length}, in {folder}",
+    ]
 
 
 class RunRecord(Callback):
@@ -31,10 +95,19 @@ class RunRecord(Callback):
         folder: Run folder.
         options: The command's options, primitives only.
         changes: Descriptions of options that a resumed run changes.
+        command: The command line.
     """
 
-    def __init__(self, folder: Path, options: dict[str, Any], changes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: dict[str, Any],
+        changes: Sequence[str] = (),
+        command: str = "",
+    ) -> None:
         self.folder = folder
+        self.command = command
+        self.device = ""
         self.options = options
         self.changes = changes
         self.samples = 0  # of training, before the clock was started
@@ -84,6 +157,8 @@ class RunRecord(Callback):
             return
         create_run_folder(self.folder, pl_module.name)
         self.lock = lock(self.folder)
+        self.device = device_name(pl_module.device)  # the task is on the CPU at the end
+        print(*opening_lines(trainer, pl_module, self.folder), sep="\n", flush=True)
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
         config = pl_module.resolved_config()
@@ -166,13 +241,17 @@ class RunRecord(Callback):
         rate = self.samples / self.seconds if self.seconds else 0.0
         for logger in trainer.loggers:
             logger.save()
-        draw_curves(read_rows(self.folder / "metrics.csv"), self.folder / "curves.png")
+        rows = read_rows(self.folder / "metrics.csv")
+        draw_curves(rows, self.folder / "curves.png", task.monitor)
         if trainer.state.fn == TrainerFn.TESTING:
-            task.save_results(self.folder)
+            task.save_results(self.folder, "test")
         texts = task.closing_texts(self.folder)
         rates = task.rates(rate) if rate else {}
         summary: dict[str, Any] = {
+            "task": task.name,
+            "command": self.command,
             **metrics,
+            **best_validation(rows, task),
             **texts,
             "git_commit": self.code.get("git_commit"),
             "parameters": sum(p.numel() for p in task.net.parameters()),
@@ -186,9 +265,12 @@ class RunRecord(Callback):
             "data": task.datamodule.origin,
             "steps": trainer.global_step,
         }
+        if trainer.state.fn == TrainerFn.TESTING:
+            summary["test_samples"], _ = evaluated_samples(trainer, task.datamodule, "test")
+        summary["device"] = self.device
         summary["versions"] = versions()
         summary["processor"] = {"name": NAME, "threads": torch.get_num_threads(), **kernels()}
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2))
+        write_text(self.folder / "summary.json", json.dumps(rounded(summary), indent=2))
         if self.lock:
             self.lock.close()
         return texts

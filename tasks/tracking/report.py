@@ -1,4 +1,4 @@
-"""What a run prints at its end, and its two pictures."""
+"""What a run prints at its end, its curves and its confusion matrix."""
 
 import shlex
 import sys
@@ -10,6 +10,11 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from datamodules.utils.files import replacing
+
+PANELS_IN_A_ROW = 3  # of curves.png
+FEW_POINTS = 30  # of a curve, up to which each has a marker
+MOST_LABELS = 50  # of classes beside a confusion matrix
+MANY_CLASSES = 20  # more have no legend, and no numbers in a confusion matrix
 
 
 def table(title: str, rows: Mapping[str, Any]) -> None:
@@ -28,6 +33,20 @@ def skipped_samples(datamodule: Any) -> dict[str, int]:
     """How many bad files, texts or pairs were skipped; nothing if none were."""
     skipped = getattr(datamodule, "skipped", [])
     return {"skipped": len(skipped)} if skipped else {}
+
+
+def evaluated_samples(trainer: Any, datamodule: Any, split: str) -> tuple[int, int]:
+    """How many samples of a split, "val" or "test", the latest evaluation has seen, and of all."""
+    total = len(datamodule.dataset(split))
+    batches = sum(getattr(trainer, f"num_{split}_batches"))  # of each process
+    return min(total, batches * datamodule.eval_batch_size * trainer.world_size), total
+
+
+def limited_evaluation(trainer: Any, datamodule: Any, split: str) -> dict[str, str]:
+    """A note if an evaluation has seen a part of its split only."""
+    seen, total = evaluated_samples(trainer, datamodule, split)
+    noun = datamodule.noun
+    return {"evaluated": f"{seen:,} of {total:,} {noun}"} if seen < total else {}
 
 
 def print_results(
@@ -54,47 +73,84 @@ def print_texts(texts: Mapping[str, str]) -> None:
         print(f"{name}:", textwrap.indent(text, "  ", lambda line: True).rstrip(), "", sep="\n")
 
 
-def draw_curves(rows: Sequence[Mapping[str, str]], path: Path) -> None:
-    """Draw the rows of `metrics.csv` over steps: loss, learning rate and each validation metric."""
+def draw_curves(rows: Sequence[Mapping[str, str]], path: Path, monitor: str) -> None:
+    """Draw the rows of `metrics.csv` into a file; as `curves_figure`."""
+    with replacing(path) as partial:
+        write_png(curves_figure(rows, monitor), partial)
+
+
+def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
+    """A figure of the rows of `metrics.csv` over steps, in a grid of panels.
+
+    The loss comes first, then the metric of `monitor`, the others of the validation, and the
+    learning rate. What has one value only is left out.
+    """
     import matplotlib.figure
 
-    names = [name for name in sorted(set().union(*rows)) if name.startswith(("train/", "val/"))]
-    validated = {name.split("/")[1] for name in names if name.startswith("val/")}
-    panels = sorted(validated | {"loss", "lr"}, reverse=True)
-    width = 4.2 * len(panels)
-    figure = matplotlib.figure.Figure(figsize=(width, 3.2), dpi=120)
+    curves = curves_by_metric(rows)
+    validated = [metric for metric, splits in curves.items() if "val" in splits]
+    order = dict.fromkeys(("loss", monitor.partition("/")[2], *sorted(validated), "lr"))
+    panels = [name for name in order if name in curves] or ["loss"]
+    columns = min(len(panels), PANELS_IN_A_ROW)
+    lines = -(-len(panels) // columns)
+    figure = matplotlib.figure.Figure(figsize=(4.2 * columns, 3.2 * lines), dpi=120)
     # Fixed margins: a layout that measures all texts takes as long as the drawing.
-    figure.subplots_adjust(0.6 / width, 0.15, 1 - 0.1 / width, 0.9, wspace=0.2)
-    for axis, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for name in names:
-            split, _, metric = name.partition("/")
-            points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
-            if metric == panel and points:
-                axis.plot(*zip(*points, strict=True), label=split)
-        axis.set(xlabel="step", title=panel)
+    width = 4.2 * columns
+    height = 3.2 * lines
+    figure.subplots_adjust(
+        0.75 / width, 0.5 / height, 1 - 0.1 / width, 1 - 0.15 / height, wspace=0.3, hspace=0.3
+    )
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    for axis, panel in zip(axes, panels, strict=False):
+        for split, points in curves.get(panel, {}).items():
+            marker = "o" if len(points) <= FEW_POINTS else ""
+            axis.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=split)
+        axis.set(xlabel="optimizer step", ylabel=panel)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
-    with replacing(path) as partial:
-        write_png(figure, partial)
+    for axis in axes[len(panels) :]:
+        axis.remove()
+    return figure
+
+
+def curves_by_metric(
+    rows: Sequence[Mapping[str, str]],
+) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Points (step, value) by metric and split, "train" or "val", of what has several values."""
+    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    for name in sorted(set().union(*rows)):
+        split, _, metric = name.partition("/")
+        points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
+        values = {value for _, value in points}
+        if split in ("train", "val") and (len(values) > 1 or metric == "loss"):
+            curves.setdefault(metric, {})[split] = points
+    return curves
 
 
 def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) -> None:
     """Draw a confusion matrix (K, K), true class by predicted class; few classes have counts."""
     import matplotlib.figure
 
-    size = min(3 + 0.35 * len(names), 14)
-    figure = matplotlib.figure.Figure(figsize=(size, size), dpi=120, layout="constrained")
-    axis = figure.subplots()
+    labels = [plain(name) for name in names] if len(names) <= MOST_LABELS else ["9999"]
+    side = min(2.2 + 0.35 * len(names), 13)  # inches, as all sizes here
+    margin = 0.6 + text_width(labels)  # of tick labels and the axis' own
+    width = margin + side + 0.2
+    height = margin + side + 0.4
+    figure = matplotlib.figure.Figure(figsize=(width, height), dpi=120)
+    # Fixed margins: a layout that measures all texts takes as long as the drawing.
+    axis = figure.add_axes((margin / width, margin / height, side / width, side / height))
     fractions = counts / counts.sum(1, keepdim=True).clamp(min=1)  # (K, K)
     axis.imshow(fractions.numpy(), cmap="Blues", vmin=0, vmax=1)
     ticks = range(len(names))
     axis.set(
-        xlabel="predicted", ylabel="true", title=f"accuracy {counts.trace() / counts.sum():.4f}"
+        xlabel="predicted class",
+        ylabel="true class",
+        title=f"accuracy {counts.trace() / counts.sum():.4f}",
     )
-    if len(names) <= 50:
-        axis.set_xticks(ticks, names, rotation=90)
-        axis.set_yticks(ticks, names)
-    if len(names) <= 20:
+    if len(names) <= MOST_LABELS:
+        axis.set_xticks(ticks, labels, rotation=90)
+        axis.set_yticks(ticks, labels)
+    if len(names) <= MANY_CLASSES:
         for row, column in counts.nonzero().tolist():
             colour = "white" if fractions[row, column] > 0.5 else "black"
             count = str(int(counts[row, column]))
@@ -102,8 +158,32 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     write_png(figure, path)
 
 
+def text_width(texts: Sequence[str]) -> float:
+    """Inches that the longest of some texts takes at the size of tick labels."""
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.font_manager import FontProperties
+
+    measure = RendererAgg(1, 1, dpi=72).get_text_width_height_descent  # in 1/72 inch
+    font = FontProperties(size=10)
+    return max(measure(text, font, ismath=False)[0] for text in texts) / 72
+
+
+def plain(text: str) -> str:
+    """A text for a figure, where $ would begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def write_png(figure: Any, path: Path | BinaryIO) -> None:
     """Write a matplotlib figure; `Figure.savefig` draws one with a layout twice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure).print_png(path)
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> counted(1, "image"), counted(2000, "image")
+    ('1 image', '2,000 images')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,6 +1,5 @@
 """The run folder, with a run's configuration, metrics, checkpoints, pictures and summary."""
 
-import errno
 import os
 import platform
 import shutil
@@ -14,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from datamodules.utils.files import open_regular
+from datamodules.utils.files import open_regular, try_lock
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
@@ -58,25 +57,25 @@ def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> P
     return folder
 
 
-def check_writable(folder: Path) -> None:
-    """Raise `UsageError` if a folder cannot be created or written."""
+def check_writable(folder: Path, option: str = "--run_dir") -> None:
+    """Raise `UsageError` if the folder of an option cannot be created or written."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
+        raise UsageError(f"{option} {folder} ({error.strerror}): give another folder") from error
     if not existing.is_dir():
-        raise UsageError(f"--run_dir {folder}: {existing} is a file; give a folder")
+        raise UsageError(f"{option} {folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"--run_dir {folder} cannot be used: you may not write to {existing}")
+        raise UsageError(f"{option} {folder} cannot be used: you may not write to {existing}")
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and those above it; raise `UsageError` if that fails."""
+def make_folder(folder: Path, option: str = "--run_dir") -> None:
+    """Create the folder of an option and those above it; raise `UsageError` if that fails."""
     try:
         with made_parents(folder):  # removed again after an error
             folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise UsageError(f"--run_dir {folder} ({error.strerror}): give another folder") from error
+        raise UsageError(f"{option} {folder} ({error.strerror}): give another folder") from error
 
 
 def create_run_folder(folder: Path, task: str) -> None:
@@ -100,16 +99,8 @@ def lock(folder: Path) -> BinaryIO:
         file = open_regular(path, follow=False, append=True)
     except OSError as error:
         raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
-    with suppress(ImportError):  # not on Windows
-        import fcntl
-
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):  # else the file system has no locks
-                raise UsageError(
-                    f"another process is training in {folder}: stop it first"
-                ) from error
+    if not try_lock(file):
+        raise UsageError(f"another process is training in {folder}: stop it first")
     return file
 
 

@@ -5,7 +5,9 @@ from typing import Any
 from torchmetrics import Metric
 
 
-def update_metric(metric: Metric, arguments: tuple[Any, ...], is_counted: bool) -> None:
+def update_metric(
+    metric: Metric, arguments: tuple[Any, ...], is_counted: bool, **named: Any
+) -> None:
     """Calls `metric.update`.
 
     Args:
@@ -13,9 +15,11 @@ def update_metric(metric: Metric, arguments: tuple[Any, ...], is_counted: bool) 
         arguments: Of `update`.
         is_counted: False for a batch that another rank counts. Its values are removed again, but
             list states keep empty tensors of its shapes, which gathering needs on every rank.
+        named: More arguments, for metrics whose `update` has them.
     """
+    named = metric._filter_kwargs(**named)  # as `MetricCollection.update`
     if is_counted:
-        metric.update(*arguments)
+        metric.update(*arguments, **named)
         return
     lengths = {}
     copies = {}
@@ -24,7 +28,7 @@ def update_metric(metric: Metric, arguments: tuple[Any, ...], is_counted: bool) 
             lengths[name] = len(state)
         else:
             copies[name] = state.clone()
-    metric.update(*arguments)
+    metric.update(*arguments, **named)
     for name, length in lengths.items():
         values = getattr(metric, name)
         values[length:] = [value[:0] for value in values[length:]]

@@ -11,6 +11,7 @@ from modules.kernels.cpu import matmul_dtype
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5 (Jordan 2024)
 ITERATIONS = 5
+GRAM_RATIO = 1.5  # N / M from which iterating on the M x M Gram matrix takes fewer FLOP
 TINY = 1e-7  # least norm: a gradient of zeros is not divided by 0
 RMS = 0.2  # of the values of an update, as AdamW's (Liu 2025)
 VALUES_AT_ONCE = 2**22  # limits the memory for copies of matrices
@@ -22,22 +23,57 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     Each iteration maps a singular value s, from 0 to 1, to a s + b s^3 + c s^5. (K, M, N) -> the
     same shape.
     """
-    a, b, c = COEFFICIENTS
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices  # (K, M', N'), M' <= N'
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=TINY)
-    for _ in range(ITERATIONS):
-        gram = x @ x.mT  # (K, M', M')
-        factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # (K, M', M')
-        x = torch.baddbmm(x, factor, x, beta=a)  # (K, M', N')
+    x = iterate_on_gram(x) if uses_gram(x) else iterate(x)
     return x.mT if is_tall else x
+
+
+def uses_gram(x: Tensor) -> bool:
+    """Whether `iterate_on_gram` is the faster way for matrices (K, M, N), M <= N.
+
+    The Gram matrix holds squares of singular values: bfloat16 would lose the small ones. Sharded
+    weights are a subclass of `Tensor`, whose diagonal cannot be written to.
+    """
+    is_exact = type(x) is Tensor and x.dtype != torch.bfloat16
+    return is_exact and x.shape[2] >= GRAM_RATIO * x.shape[1]
+
+
+def iterate(x: Tensor) -> Tensor:
+    """Newton-Schulz iterations: X becomes (a I + b G + c G G) X, G = X X^T. (K, M, N), M <= N."""
+    for _ in range(ITERATIONS):
+        x = torch.baddbmm(x, higher_terms(x @ x.mT), x, beta=COEFFICIENTS[0])  # (K, M, N)
+    return x
+
+
+def iterate_on_gram(x: Tensor) -> Tensor:
+    """The same on the M x M Gram matrix G, with one product with X at the end.
+
+    The result is Q X, where Q is the product of the factors a I + b G + c G G. These are symmetric
+    and commute, so that G of Q X is Q G Q.
+    """
+    a = COEFFICIENTS[0]
+    gram = x @ x.mT  # (K, M, M)
+    q = higher_terms(gram)
+    q.diagonal(dim1=1, dim2=2).add_(a)
+    for _ in range(ITERATIONS - 1):
+        q = torch.baddbmm(q, higher_terms(q @ gram @ q), q, beta=a)  # (K, M, M)
+    return q @ x  # (K, M, N)
+
+
+def higher_terms(gram: Tensor) -> Tensor:
+    """b G + c G G: (K, M, M) -> the same shape."""
+    _, b, c = COEFFICIENTS
+    return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
 
 
 class Muon(Optimizer):
     """Orthogonalized Nesterov momentum for matrices (Jordan 2024), with decoupled weight decay.
 
-    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, which takes one matrix after the
-    other, and always computes in bfloat16: on CPUs without it that takes 5 to 10 times as long.
+    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` up to rounding. That takes one matrix
+    after the other, and always computes in bfloat16: on CPUs without it that takes 5 to 10 times as
+    long.
 
     Args:
         groups: Each with `params` (weights of linear layers, or of convolutions, one row per
@@ -64,7 +100,8 @@ class Muon(Optimizer):
         """Updates parameters of one shape, (M, N) or (M, C, H, W)."""
         momenta = [self._momentum(parameter, group["momentum"]) for parameter in parameters]
         matrices = torch.stack(momenta).flatten(2)  # (K, M, N); N: values of a filter
-        updates = orthogonalize(matrices.to(matmul_dtype(matrices.device)))
+        dtype = matmul_dtype(matrices.device, min(matrices.shape[1:]))
+        updates = orthogonalize(matrices.to(dtype))
         rate = group["lr"] * RMS * max(matrices.shape[1:]) ** 0.5
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])

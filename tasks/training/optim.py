@@ -93,7 +93,8 @@ def freeze(net: nn.Module, layers: int) -> None:
     """Freezes the lowest `layers` layers; raises `ValueError` if none would be left."""
     depths = parameter_depths(net)
     top = max(depths.values())
-    require(layers <= top, f"freeze is {layers}, but the network has {top + 1} layers; lower it.")
+    option = f"--model.optimizer.freeze is {layers}"
+    require(layers <= top, f"{option}, but the network has {top + 1} layers; lower it.")
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)

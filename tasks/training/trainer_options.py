@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 
+from datamodules.utils.extras import extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
@@ -17,7 +18,6 @@ from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
 NO_LOGS = {"logger": ((None,), "only `fit` writes logs")}
-ONE_PROCESS = "several processes would each predict a part, so predict runs in one"
 CLIP = "give --model.optimizer.gradient_clip"
 # For each command, options that cannot be changed: the accepted values, and the reason.
 FIXED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
@@ -31,12 +31,7 @@ FIXED: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
     },
     "validate": NO_LOGS,
     "test": NO_LOGS,
-    "predict": NO_LOGS
-    | {
-        "devices": (("auto", "1", 1), ONE_PROCESS),
-        "num_nodes": ((1,), ONE_PROCESS),
-        "strategy": (("auto",), ONE_PROCESS),
-    },
+    "predict": NO_LOGS,
 }
 MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
     **dict.fromkeys(("max_epochs", "max_steps", "num_sanity_val_steps"), -1),
@@ -140,6 +135,9 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         name = logger.class_path.rpartition(".")[2]
         options = logger.init_args
         asked = str(options.get("save_dir") or ".")
+        if name == "TensorBoardLogger":
+            with extra("tensorboard"):
+                import tensorboard  # noqa: F401
         is_ours = name in ("WandbLogger", "TensorBoardLogger")
         if is_ours and is_new and asked not in (".", str(folder)):
             raise UsageError(

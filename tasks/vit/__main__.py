@@ -14,10 +14,12 @@ APP = App(
     sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
+        "model.problem_type": "data.dataset.problem_type",
         "model.net.image_size": "data.image_size",
         "model.net.channels": "data.dataset.channels",
     },
     default_config="configs/vit/digits.yaml",
+    predict_input="an image file, or a folder of images",
     extra_commands={
         "export": (
             "write a checkpoint's weights for timm, ONNX or safetensors",
@@ -29,10 +31,10 @@ APP = App(
         "fit --config configs/vit/cifar10.yaml --run_dir runs/vit/cifar",
         "fit --config configs/vit/imagefolder.yaml --data.path my_images",
         "fit --resume runs/vit/latest --trainer.max_epochs 80",
-        "predict --ckpt_path runs/vit/latest/checkpoints/best.ckpt --data.predict_path photo.jpg",
+        "predict --ckpt_path runs/vit/latest/checkpoints/best.ckpt --input photo.jpg",
     ),
     next_commands=(
-        "predict --ckpt_path {best} --data.predict_path FILE_OR_FOLDER",
+        "predict --ckpt_path {best} --input FILE_OR_FOLDER",
         "export --ckpt_path {best} --format onnx",
     ),
 )

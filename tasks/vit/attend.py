@@ -8,7 +8,7 @@ from torch import Tensor
 
 from modules.models.vit import ViT
 from modules.record import AttentionRecord
-from tasks.tracking.report import write_png
+from tasks.tracking.report import plain, write_png
 
 
 @torch.inference_mode()
@@ -27,11 +27,13 @@ def rollout(net: ViT, pixels: Tensor) -> Tensor:
     record = AttentionRecord()
     with torch.compiler.set_stance("force_eager"):
         net.features(pixels, record)
-    identity = torch.eye(record.self_attn[0].shape[-1], device=pixels.device)  # (N, N)
+    size = record.self_attn[0].shape[-1]
+    identity = torch.eye(size, dtype=torch.float32, device=pixels.device)  # (N, N)
     total = identity
-    for weights in record.self_attn:
-        heads_mean = weights.float().mean(1)  # (B, H, N, N) -> (B, N, N)
-        total = (heads_mean + identity) / 2 @ total  # (B, N, N)
+    with torch.autocast(pixels.device.type, enabled=False):  # which would multiply in 16 bits
+        for weights in record.self_attn:
+            heads_mean = weights.float().mean(1)  # (B, H, N, N) -> (B, N, N)
+            total = (heads_mean + identity) / 2 @ total  # (B, N, N)
     prefix = net.config.prefix_tokens
     pooled = total[:, :1] if net.config.pool == "cls" else total[:, prefix:]
     attention = pooled[..., prefix:].mean(1)  # (B, P)
@@ -43,18 +45,37 @@ def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryI
     """Draws images, uint8 (B, C, H, W), and below each its attention (B, rows, columns)."""
     import matplotlib.figure
 
-    count, channels, height, width = images.shape
-    figure = matplotlib.figure.Figure(figsize=(1.6 * count, 3.6), dpi=100, layout="constrained")
-    panels = figure.subplots(2, count, squeeze=False)
-    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    count, _, height, width = images.shape
+    column = 1.05 * width
+    row = 1.05 * height
+    inches = (1.6 * count + 0.8, 4.2)
+    figure = matplotlib.figure.Figure(figsize=inches, dpi=100)
+    # One axis for all: each axis of its own takes longer than the pictures.
+    axis = figure.add_axes((0.7 / inches[0], 0.13, 1 - 0.8 / inches[0], 0.77))
     for number in range(count):
-        pixels = images[number].permute(1, 2, 0).cpu().numpy()  # (H, W, C)
-        if channels == 1:
-            pixels = pixels[..., 0]
-        for panel in panels[:, number]:
-            panel.imshow(pixels, cmap="gray", vmin=0, vmax=255)
-            panel.set_axis_off()
-        panels[0, number].set_title(titles[number], fontsize=7)
+        left = column * number - 0.5  # pixels have their centres at whole numbers
+        pixels = images[number].permute(1, 2, 0).cpu().numpy()  # (C, H, W) -> (H, W, C)
         heat = attention[number].cpu().numpy()
-        panels[1, number].imshow(heat, cmap="inferno", alpha=0.6, extent=extent)
+        for top in (-0.5, row - 0.5):
+            extent = (left, left + width, top + height, top)
+            axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, extent=extent)
+        axis.imshow(heat, cmap="inferno", alpha=0.6, extent=extent)
+        axis.text(
+            left + width / 2, -0.03 * height - 0.5, plain(titles[number]), fontsize=7, ha="center"
+        )
+    axis.set(
+        xlim=(-0.5, column * (count - 1) + width - 0.5),
+        ylim=(row + height - 0.5, -0.5),
+    )
+    for top, name in ((-0.5, "image"), (row - 0.5, "attention rollout")):
+        middle = top + height / 2
+        axis.text(-0.2 * width, middle, name, fontsize=7, rotation=90, ha="center", va="center")
+    figure.supxlabel("x (pixels)", fontsize=8)
+    figure.supylabel("y (pixels)", fontsize=8)
+    across = [0, width // 2, width - 1]
+    places = [column * number + x for number in range(count) for x in across]
+    axis.set_xticks(places, [*map(str, across)] * count, fontsize=6)
+    down = [0, height // 2, height - 1]
+    axis.set_yticks([*down, *(row + y for y in down)], [*map(str, down)] * 2, fontsize=6)
+    axis.spines[:].set_visible(False)
     write_png(figure, file)

@@ -2,20 +2,31 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from datamodules.utils.files import write_text
 from datamodules.vision.augment import normalise
-from modules.config import StackConfig, require
 from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm import timm_arguments
+from modules.pretrained.timm import timm_settings
 from modules.pretrained.vit import TIMM
-from tasks.checkpoints.exporting import new_file, save_weights, write_safetensors
-from tasks.checkpoints.reading import KEY, load_config, net_weights, read_checkpoint
+from tasks.checkpoints.exporting import (
+    new_file,
+    new_folder,
+    save_weights,
+    with_numbers_in_units,
+    write_safetensors,
+)
+from tasks.checkpoints.onnx_graph import write_graph
+from tasks.checkpoints.reading import (
+    KEY,
+    best_checkpoint,
+    load_network,
+    read_checkpoint,
+)
 from tasks.errors import UsageError
 
 Format = Literal["timm", "onnx", "safetensors"]
@@ -26,47 +37,35 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
-        format: timm: safetensors with timm's names; onnx: a graph from pixels in [0, 1] to logits,
-            of any batch size; safetensors: our own names, config and class names in the header.
-        output: File to write; null: beside the checkpoint.
+        format: timm: a folder with weights and config.json, class names, mean and standard
+            deviation in it; onnx: a graph from pixels in [0, 1] to logits, of any batch size;
+            safetensors: a file with our own names, config and class names in the header.
+        output: File or folder to write; null: beside the checkpoint.
     """
+    ckpt_path = best_checkpoint(ckpt_path)
     checkpoint = read_checkpoint(ckpt_path, "vit")
-    net = ViT(load_config(ViTConfig, checkpoint[KEY]["net"]))
-    net.load_state_dict(net_weights(checkpoint))
-    endings = {"timm": ".timm.safetensors", "onnx": ".onnx", "safetensors": ".safetensors"}
-    target = Path(output) if output else Path(ckpt_path).with_suffix(endings[format])
-    if format != "onnx" and target.suffix != ".safetensors":
+    net = load_network(checkpoint, ViTConfig, ViT)
+    metadata = with_numbers_in_units(net, checkpoint[KEY]["metadata"])
+    target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
+    if format == "safetensors" and target.suffix != ".safetensors":
         raise UsageError(f"--output {output} must end with .safetensors: readers check the suffix")
-    with new_file(target) as partial:
-        hint = WRITERS[format](net.eval(), checkpoint[KEY]["metadata"], partial)
+    new = new_folder if format == "timm" else new_file
+    with new(target) as partial:
+        hint = WRITERS[format](net, metadata, partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
-def write_timm(net: ViT, metadata: dict[str, Any], path: Path) -> str:
-    """Writes weights under timm's names; returns the code that loads them."""
+def write_timm(net: ViT, metadata: dict[str, Any], folder: Path) -> str:
+    """Writes weights under timm's names and `config.json`; returns the code that loads them."""
     try:
-        name, options = timm_call(net.config)
+        settings = timm_settings(net.config, metadata)
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(f"timm has no such model ({reason}): use onnx or safetensors") from error
-    save_weights(state, path, config=json.dumps(asdict(net.config)), metadata=json.dumps(metadata))
-    arguments = "".join(f", {key}={value!r}" for key, value in options.items())
-    return f"timm.create_model('{name}', checkpoint_path='{{file}}'{arguments})"
-
-
-def timm_call(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """Returns the name and arguments with which `timm.create_model` builds the same model."""
-    stack = config.stack
-    require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
-    defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
-    defaults["fc_norm"] = config.pool != "cls"
-    size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
-    if size != "base":
-        defaults |= {"embed_dim": stack.width, "num_heads": stack.heads}
-    arguments = timm_arguments(config)
-    changed = {name: value for name, value in arguments.items() if value != defaults[name]}
-    return f"vit_{size}_patch16_224", changed
+    save_weights(state, folder / "model.safetensors")
+    write_text(folder / "config.json", json.dumps(settings, indent=2))
+    return "timm.create_model('local-dir:{file}', pretrained=True)"
 
 
 class FromPixels(nn.Module):
@@ -85,25 +84,9 @@ class FromPixels(nn.Module):
 
 def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
     """Writes a graph from "images", float32 (B, C, H, W) in [0, 1], to "logits" (B, K)."""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UsageError("onnx is not installed: pip install -e '.[export]'") from error
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
-    program = torch.onnx.export(
-        FromPixels(net, metadata).eval(),
-        (example,),
-        dynamo=True,
-        verbose=False,
-        input_names=["images"],
-        output_names=["logits"],
-        dynamic_shapes={"images": {0: "batch"}},
-    )
-    assert program is not None
-    model = program.model_proto
-    onnx.helper.set_model_props(model, {"class_names": json.dumps(metadata["class_names"])})
-    onnx.save(model, path)
+    graph = FromPixels(net, metadata).eval()
+    write_graph(graph, {"images": example}, {0: "batch"}, metadata, path)
     return (
         "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
     )

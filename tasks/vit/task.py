@@ -2,14 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from datamodules.images import ImageData
 from datamodules.vision.augment import Augment, AugmentConfig, normalise
@@ -17,6 +14,8 @@ from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
+from tasks.distributed.predicting import predicts_all
+from tasks.predictions import PredictionFile
 from tasks.tracking.media import Picture, Table, rendered
 from tasks.vit.attend import draw, rollout
 
@@ -30,9 +29,11 @@ class ViTTask(ClassifierTask):
     Args:
         net: The network. Null numbers of classes and channels come from the data.
         augment: Random augmentation of training images.
-        pretrained: Weights to start from: `timm/<model name>`, downloaded by timm; or a
-            .safetensors or .pth file of timm's weights that is named after the model, has a
-            config.json beside it, or was written by `export`; null: random weights.
+        pretrained: Weights to start from: a checkpoint or run folder; `timm/<model name>`,
+            downloaded by timm; `hf/<model>` of the Hugging Face hub; a folder of Hugging Face's or
+            timm's layout; a .safetensors or .pth file of timm's weights that is named after the
+            model or has a config.json beside it; or a .safetensors file that `export` wrote; null:
+            random weights.
         kwargs: As of `ClassifierTask`.
     """
 
@@ -73,24 +74,33 @@ class ViTTask(ClassifierTask):
         return net
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
-        """Returns loss (), logits (B, K) and labels (B,) of uint8 images (B, C, H, W)."""
+        """Returns loss (), predictions (B, K) and targets of uint8 images (B, C, H, W)."""
         labels = batch["label"]
-        if not training:
+        if training:
+            pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
+            pixels, targets = self.augment.mix(pixels, self.problem.dense(labels))
+            logits = self.net(pixels)
+            loss = self.training_loss(logits, targets)
+        else:
             logits = self.net(self.normalised(batch["image"]))
-            return StepOutput(F.cross_entropy(logits, labels), len(labels), logits, labels)
-        pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
-        pixels, targets = self.augment.mix(pixels, labels, len(self.class_names))
-        logits = self.net(pixels)
-        loss = F.cross_entropy(logits, targets, label_smoothing=self.label_smoothing)
-        return StepOutput(loss, len(labels), logits, labels)
+            loss = self.problem.loss(logits, labels)
+        predictions = self.problem.predictions(logits)
+        return StepOutput(loss, len(labels), predictions, self.problem.metric_targets(labels))
+
+    def reset_media(self) -> None:
+        super().reset_media()
+        self.collected = {}
+        self.mistakes = []
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps misclassified images, and draws the attention rollout of the first images."""
+        super().collect_media(batch, outputs)
         if self.collected and len(self.mistakes) >= MAX_MISTAKES:
             return
+        if self.problem_type != "single_label_classification":
+            return
         images = batch["image"]
-        probabilities = outputs.float().softmax(-1).cpu()  # (B, K)
-        confidence, predicted = probabilities.max(-1)  # (B,), (B,)
+        confidence, predicted = outputs.cpu().max(-1)  # (B,), (B,)
         labels = batch["label"].cpu()
         names = [
             (self.class_names[label], self.class_names[guess])
@@ -109,15 +119,13 @@ class ViTTask(ClassifierTask):
             )
         wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
         for i in wrong[: MAX_MISTAKES - len(self.mistakes)].tolist():
-            self.mistakes.append((images[i].cpu(), *names[i], float(confidence[i])))
+            self.mistakes.append((images[i].clone().cpu(), *names[i], float(confidence[i])))
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         media = super().media(split) | self.collected
-        if self.mistakes:
+        if self.problem_type == "single_label_classification":
             columns = ("image", "label", "prediction", "probability")
             media["misclassified"] = Table(columns, self.mistakes)
-        self.collected = {}
-        self.mistakes = []
         return media
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -125,12 +133,20 @@ class ViTTask(ClassifierTask):
         return normalise(images, self.metadata["mean"], self.metadata["std"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
-        """Returns paths and class probabilities (B, K)."""
-        return batch["path"], self.net(self.normalised(batch["image"])).softmax(-1)
+        """Returns paths and predictions (B, K)."""
+        logits = self.net(self.normalised(batch["image"]))
+        return batch["path"], self.problem.predictions(logits)
 
-    def write_predictions(self, trainer: pl.Trainer, datamodule: ImageData, folder: Path) -> None:
-        batches: Any = trainer.predict(self, datamodule=datamodule)
-        paths, probabilities = (list(chain(*parts)) for parts in zip(*batches, strict=True))
-        self.save_predictions(folder, "path", paths, probabilities)
-        skipped = f", {len(datamodule.skipped)} bad files skipped" if datamodule.skipped else ""
-        print(f"predictions for {len(paths)} images are in {folder / 'predictions.csv'}{skipped}")
+    def write_predictions(
+        self, trainer: pl.Trainer, datamodule: ImageData, file: PredictionFile
+    ) -> None:
+        found = self.predict_inputs(trainer, datamodule, file)
+        if found is None:
+            return
+        paths, predictions = found
+        bad = set(datamodule.skipped)
+        if predicts_all(trainer):
+            bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
+        if len(paths) == 1:
+            print(predictions[0].line(file.top_k))
+        self.save_predictions(file, paths, predictions, len(bad))

@@ -39,7 +39,7 @@ def data(batch_size: int = 64) -> Any:
     from datamodules.translation import TranslationData
 
     return TranslationData(
-        "files",
+        "txt",
         str(_compare.data_folder("multi30k")),
         "en-de",
         batch_size,

@@ -58,17 +58,19 @@ def _of(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
 
 
 def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, str]:
-    """Types in which Muon can orthogonalize matrices, one by one or at once."""
+    """Ways in which Muon can orthogonalize matrices, and the one that is used."""
     x = torch.randn(count, height, width)
-    choices: Choices = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        values = x.to(dtype)
-        name = str(dtype).removeprefix("torch.")
-        choices[f"{name}, one by one"] = lambda values=values: [
-            muon.orthogonalize(one[None]) for one in values
-        ]
-        choices[name] = lambda values=values: muon.orthogonalize(values)
-    return choices, cpu.kernels()["orthogonalization"]
+    x /= x.norm(dim=(1, 2), keepdim=True)
+    x_bf16 = x.bfloat16()
+    choices: Choices = {
+        "bfloat16, one by one": lambda: [muon.iterate(one[None]) for one in x_bf16],
+        "bfloat16": lambda: muon.iterate(x_bf16),
+        "float32": lambda: muon.iterate(x),
+        "float32, Gram matrices": lambda: muon.iterate_on_gram(x),
+    }
+    if cpu.matmul_dtype(x.device, min(height, width)) == torch.bfloat16:
+        return choices, "bfloat16"
+    return choices, "float32, Gram matrices" if muon.uses_gram(x) else "float32"
 
 
 def cases() -> Iterator[tuple[str, Choices, str]]:

@@ -6,7 +6,7 @@
 The first line runs `python -m tests.benchmarks.vit_step` and writes its output to a file in
 `tests/benchmarks/results/avx512/` or, if PyTorch has or may use AVX2 only, `avx2/`. The second
 prints the table in Markdown: of each benchmark, our rows and how they compare with the first row,
-or the share of Muon in the step of each recipe.
+the share of Muon in the step of each recipe, or else the name of the file.
 """
 
 import os
@@ -76,12 +76,12 @@ def lines() -> Iterator[str]:
         texts = {kind: RESULTS / kind / name for kind in KINDS}
         found = {kind: path.read_text() for kind, path in texts.items() if path.exists()}
         command = re.search(r"python -m .*", next(iter(found.values())))
-        cells = [cell(found[kind]) if kind in found else "" for kind in KINDS]
+        cells = [cell(found[kind], texts[kind]) if kind in found else "" for kind in KINDS]
         yield f"| `{command and command[0]}` | {' | '.join(cells)} |"
 
 
-def cell(text: str) -> str:
-    """Our rows of a stored result, or each recipe's share of Muon; and the commit."""
+def cell(text: str, file: Path) -> str:
+    """Our rows of a stored result, each recipe's share of Muon, or the file; and the commit."""
     parts = []
     for name, numbers, base in rows(text):
         head, median = next(iter(numbers.items()))  # such as "median images/s"
@@ -90,6 +90,7 @@ def cell(text: str) -> str:
             parts.append(f"{name} {numbers[SHARE]} %")
         elif "tessera" in name:
             parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
+    parts = parts or [f"see {file.parent.name}/{file.name}"]
     commit = re.search(r"^commit (\w+)", text, re.M)
     return f"{'; '.join(parts)} ({commit and commit[1]})"
 

@@ -35,7 +35,8 @@ def remove_most(root: Path) -> None:
 
 FOLDERS: list[tuple[Callable[[Path], Any], list[str]]] = [
     (lambda root: (root / "train/cat").mkdir(), ["class cat", "train/cat"]),
-    (lambda root: (root / "train").rename(root / "x"), ["folder train/"]),
+    (lambda root: (root / "train").rename(root / "val"), ["no folder train/, only val/"]),
+    (lambda root: (root / "train").rename(root / "x"), ["one class", "x"]),
     (move_images, ["train/CLASS/"]),
     (lambda root: (root / "train/bee").rename(root / "bee"), ["one class", "ant"]),
     (lambda root: save_image(root / "val/bees/1.jpg"), ["val/bees", "bee?"]),
@@ -44,13 +45,13 @@ FOLDERS: list[tuple[Callable[[Path], Any], list[str]]] = [
     (lambda root: save_image(root / "train/bee/x.png", size=(9, 9)), ["x.png", "9 x 9", "8 x 8"]),
 ]
 WITH_CHECKPOINT: list[tuple[str, dict[str, Any], list[str]]] = [
-    ("predict", {}, ["--data.predict_path"]),
+    ("predict", {}, ["--input"]),
     ("predict", {"predict_path": "/no/such.jpg"}, ["/no/such.jpg"]),
     ("predict", {"predict_path": "{}/none"}, ["{}/none"]),
     ("predict", {"predict_path": "{}/text", "skip_bad": True}, ["1"]),
     ("fit", {"source": "folder", "path": "{}"}, ["(ant, bee)", "(ant, bee, cat)"]),
-    ("validate", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
-    ("test", {"source": "folder", "path": "{}"}, ["(ant, bee)", "3 ("]),
+    ("validate", {"source": "folder", "path": "{}/other"}, ["(ant, dog)", "3 ("]),
+    ("test", {"source": "folder", "path": "{}/other"}, ["(ant, dog)", "3 ("]),
     ("test", {}, ["10 classes", "3 (ant, bee, cat)"]),
 ]
 
@@ -67,14 +68,19 @@ def test_data_that_do_not_fit_a_checkpoint(
     stage: str, options: dict[str, Any], names: list[str], small_images: Path
 ) -> None:
     (small_images / "none").mkdir()
+    for name in ("ant", "dog"):
+        save_image(small_images / "other" / "train" / name / "1.jpg")
     save_image(small_images / "text" / "1.jpg")
     (small_images / "text" / "1.jpg").write_text("x")
-    for name in ("path", "predict_path"):
-        if name in options:
-            options = {**options, name: options[name].format(small_images)}
+    options = {
+        name: value.format(small_images) if isinstance(value, str) else value
+        for name, value in options.items()
+    }
     error = DataError if "skip_bad" in options else UsageError
     with refused(error, *(name.format(small_images) for name in names)):
+        predict_path = options.pop("predict_path", None)
         data = ImageData(**options)
+        data.predict_path = predict_path
         data.set_metadata(METADATA)
         data.setup(stage)
 
@@ -120,10 +126,10 @@ def test_bad_files_are_named_or_skipped_and_counted(
         data = ImageData(
             "folder",
             str(small_images),
-            predict_path=predict_path,
             loading=loading,
             skip_bad=skip_bad,
         )
+        data.predict_path = predict_path
         data.set_metadata({**METADATA, "class_names": ["ant", "bee"], "num_classes": 2})
         data.setup(stage)
         if stage == "predict":
@@ -150,7 +156,8 @@ def test_workers_report_through_the_trainer(small_images: Path) -> None:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     trainer = pl.Trainer(accelerator="cpu", **quiet)
     for skip_bad in (True, False):
-        data = ImageData(predict_path=str(small_images), skip_bad=skip_bad, loading=loading)
+        data = ImageData(skip_bad=skip_bad, loading=loading)
+        data.predict_path = str(small_images)
         data.set_metadata(METADATA)
         if skip_bad:
             assert sum(trainer.predict(Counting(), data) or []) == 19

@@ -1,5 +1,6 @@
 """Images from every source: the right pixels, labels, splits and metadata."""
 
+import json
 import os
 import subprocess
 import sys
@@ -27,12 +28,17 @@ FORMATS += [("tiff", "L"), ("jpeg", "L")]
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Twelve images of each class in several formats, modes, sizes and depths of folders."""
+    rows = []
     for label, name in enumerate(CLASSES):
         for i in range(12):
             ending, mode = FORMATS[i % len(FORMATS)]
             path = tmp_path / "train" / name / ("deeper" if i % 2 else "") / f"{i:02}.{ending}"
             save_image(path, 100 * label + i, (20 + i, 16 + 2 * label), mode)
+            rows.append({"file_name": str(path.relative_to(tmp_path)), "label": name})
     (tmp_path / "train" / ".DS_Store").write_bytes(b"clutter")
+    lines = [f"{row['file_name']},{row['label']}" for row in rows]
+    (tmp_path / "train.csv").write_text("\n".join(["file_name,label", *lines]))
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return tmp_path
 
 
@@ -40,6 +46,8 @@ def build(source: str, photos: Path, image_table: Path, **options: Any) -> Image
     own: dict[str, Any] = {"hub": {"path": str(image_table)}, "digits": {}}.get(
         source, {"path": str(photos), "image_size": 12}
     )
+    if source in ("csv", "jsonl"):
+        own["path"] = str(photos / f"train.{source}")
     return ImageData(source, **{**own, "batch_size": 8, **options})
 
 
@@ -207,7 +215,8 @@ def test_columns_of_tables_can_be_chosen(tmp_path: Path) -> None:
 def test_prediction_needs_metadata_and_no_data_set(photos: Path) -> None:
     metadata = {**METADATA, "channels": 1, "image_size": 9, "mean": [0.5], "std": [0.2]}
     for path, count in ((photos / "train", 36), (photos / "train" / "ant" / "00.jpg", 1)):
-        data = ImageData("hub", predict_path=str(path))
+        data = ImageData("hub")
+        data.predict_path = str(path)
         data.set_metadata(metadata)
         data.setup("predict")
         (batch,) = data.predict_dataloader()

@@ -116,6 +116,7 @@ def test_the_state_is_numbers_and_names_what_differs(
         "world_size": 1,
         "samples": 42,
         "seed": 3,
+        "balanced": False,
     }
     with pytest.raises(UsageError, match="batch size 8, this run has 7"):
         fit(NumberData(batch_size=7), tmp_path, path)

@@ -160,11 +160,14 @@ def metadata(folder: Path) -> dict[str, Any]:
     return data.metadata()
 
 
-def asking(metadata: dict[str, Any], text: str | None = None, **options: Any) -> ReviewData:
+def asking(
+    metadata: dict[str, Any], text: str | None = None, path: str | None = None, **options: Any
+) -> ReviewData:
     """Data with a checkpoint's metadata, to predict."""
     data = ReviewData(tokenizer=WORDS, **options)
     data.set_metadata(metadata)
-    data.predict_text = text
+    data.predict_text = [] if text is None else [text]
+    data.predict_path = path
     return data
 
 
@@ -174,11 +177,11 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
     path = tmp_path / "asked.txt"
     path.write_bytes("good\r\na good film of café\nbad, bad film\n".encode())
     loading = TextLoading(eval_batch_size=2)
-    data = asking(metadata, source="hub", predict_path=str(path), loading=loading)
+    data = asking(metadata, source="hub", path=str(path), loading=loading)
     cached = set(cache.rglob("*"))
     data.setup("predict")
     assert set(cache.rglob("*")) == cached  # what is asked is not written down
-    assert data.predict_texts == ["good", "a good film of café", "bad, bad film"]
+    assert data.predict_samples == ["good", "a good film of café", "bad, bad film"]
     assert data.metadata() == metadata
     batches = list(data.predict_dataloader())
     order = torch.cat([batch["index"] for batch in batches])
@@ -186,7 +189,7 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
     assert len(batches) == 2 and "label" not in batches[0]
     assert rows[order.tolist().index(0)] == "good"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("good\ncafé".encode())))
-    assert asking(metadata, predict_path="-").predict_texts == ["good", "café"]
+    assert asking(metadata, path="-").predict_samples == ["good", "café"]
     data = asking(metadata, "a bad film")
     data.setup("predict")
     (batch,) = data.predict_dataloader()
@@ -194,14 +197,14 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
     for line, word in ((b" ", "no text"), (b"\xff\xfe", "UTF-8")):
         path.write_bytes(b"good\n" + line + b"\nbad\n")
         with refused(DataError, f"line 2 of {path}", word):
-            asking(metadata, predict_path=str(path)).setup("predict")
-        data = asking(metadata, predict_path=str(path), skip_bad=True)
-        assert data.predict_texts == ["good", "bad"] and data.skipped == [f"line 2 of {path}"]
+            asking(metadata, path=str(path)).setup("predict")
+        data = asking(metadata, path=str(path), skip_bad=True)
+        assert data.predict_samples == ["good", "bad"] and data.skipped == [f"line 2 of {path}"]
     for kind, name, options in (
-        (UsageError, "--data.predict_path", {}),
+        (UsageError, "--input", {}),
         (DataError, "--text", {"text": " "}),
-        (UsageError, "/no/such", {"predict_path": "/no/such"}),
-        (UsageError, str(tmp_path), {"predict_path": str(tmp_path)}),
+        (UsageError, "/no/such", {"path": "/no/such"}),
+        (UsageError, str(tmp_path), {"path": str(tmp_path)}),
     ):
         with refused(kind, name):
             asking(metadata, **options).setup("predict")

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def unprepared(folder: Path, languages: str = "en-de", **options: Any) -> TranslationData:
     options = {"tokenizer": SMALL, "loading": TextLoading(multiple=2), **options}
-    return TranslationData("files", str(folder), languages, **options)
+    return TranslationData("txt", str(folder), languages, **options)
 
 
 def data_of(folder: Path, **options: Any) -> TranslationData:

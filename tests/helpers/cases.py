@@ -27,7 +27,7 @@ TEXT = (
     "--model.net.stack.dropout 0.1 --data.max_length 32 --data.batch_size 8"
 )
 LM = SMALL_LM.replace("--trainer.max_epochs 1 --trainer.log_every_n_steps 1 ", "")
-LM += " --model.net.stack.dropout 0.1 --data.source files --data.path texts --trainer.max_epochs 2"
+LM += " --model.net.stack.dropout 0.1 --data.path texts --trainer.max_epochs 2"
 S2S = SMALL_S2S.partition(" --data.batch_size")[0]
 CASES = {  # by sampler: task and options
     "plain": ("vit", f"{RANDOM} --trainer.max_epochs 3 --trainer.limit_train_batches 8"),

@@ -31,5 +31,4 @@ def corpus(path: Path | None, packing: str = "windows", **options: Any) -> Corpu
     """A corpus of a file, by default of single characters; without one the Python reference."""
     options = {"max_length": 16, "batch_size": 6, "tokenizer": CHARACTERS, **options}
     options.setdefault("dataset", CorpusOptions(blank_lines=packing == "documents"))
-    source: Any = "reference" if path is None else "files"
-    return CorpusData(source, path and str(path), packing, **options)
+    return CorpusData(None, path and str(path), packing, **options)

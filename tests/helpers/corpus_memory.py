@@ -41,7 +41,7 @@ def measure(path: str, kind: str) -> dict[str, Any]:
     options = CorpusOptions(val_fraction=0.01, blank_lines=True)
     for packing in ("windows", "documents"):
         start = time.time()
-        data = CorpusData("files", path, packing, 12, 256, options, TOKENIZERS[kind])
+        data = CorpusData(None, path, packing, 12, 256, options, TOKENIZERS[kind])
         data.setup("fit")
         found["peaks"][f"prepared {packing}"] = resident("VmHWM") - before
         for number, batch in enumerate(data.train_dataloader()):

@@ -70,7 +70,7 @@ def documents(folder: Path, **options: Any) -> Any:
 def translations(folder: Path, **options: Any) -> TranslationData:
     loading = TextLoading(batch_tokens=512, multiple=4)
     options = {"batch_size": 64, "max_length": 64, "tokenizer": PAIRS, "loading": loading} | options
-    return TranslationData("table", texts(folder), options.pop("languages", "en-de"), **options)
+    return TranslationData("jsonl", texts(folder), options.pop("languages", "en-de"), **options)
 
 
 def two_tokenizers(folder: Path) -> TranslationData:
@@ -89,9 +89,12 @@ MODULES: dict[str, Callable[..., ResumableDataModule]] = {
 }
 
 
-def as_rank(data: ResumableDataModule, rank: int, world_size: int) -> ResumableDataModule:
-    """The data of one process of several."""
+def as_rank(
+    data: ResumableDataModule, rank: int, world_size: int, limit: int | float = 1.0
+) -> ResumableDataModule:
+    """The data of one process of several, perhaps with a limit of evaluation batches."""
     trainer: Any = SimpleNamespace(world_size=world_size, global_rank=rank, current_epoch=0)
+    trainer.limit_val_batches = trainer.limit_test_batches = limit
     trainer.strategy = SimpleNamespace(root_device=torch.device("cpu"))
     data.trainer = trainer
     return data

@@ -14,6 +14,7 @@ import torch
 from pytorch_lightning.plugins import MixedPrecision
 
 from tasks.base import Task
+from tasks.cli.lightning_cli import TaskCLI
 from tasks.distributed import launch
 from tasks.training import trainer_options
 
@@ -25,6 +26,8 @@ KILL_POINTS: dict[str, tuple[Any, str, int]] = {  # a function, and which of its
     "test": (Task, "test_step", 1),
     "set-up": (Task, "configure_model", 1),
     "end": (Task, "on_train_end", 1),
+    "before the test": (TaskCLI, "final_metrics", 1),
+    "results": (TaskCLI, "finish", 1),
 }
 
 

@@ -7,8 +7,11 @@ from PIL import Image
 
 CLASSES = ["ant", "bee", "cat"]
 METADATA = {
+    "problem_type": "single_label_classification",
     "class_names": CLASSES,
     "num_classes": 3,
+    "target_mean": 0.0,
+    "target_std": 1.0,
     "channels": 3,
     "image_size": 8,
     "mean": [0.5] * 3,

@@ -8,9 +8,12 @@ from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import SPECIAL_TOKENS, Tokenizer, TokenizerConfig
 from tests.datamodules.tokenizers.test_sentencepiece import marian
 from tests.parity.families import MODELS, Case
+from tests.parity.vit import randomise
 
 ROBERTA_TOKENS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<a>", "<b>")
 BART_TOKENS = ("<a>", "<unk>", "<s>", "</s>", "<mask>", "<pad>", "<b>")
+VIT_MEAN = [0.1, 0.2, 0.3]
+VIT_STD = [0.4, 0.5, 0.6]
 NUMBERS = ["two three", "one's nine eight seven six", "ten ten ten four"]
 
 
@@ -89,6 +92,26 @@ def t5_folder(folder: Path) -> Any:
     gated = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
     more = {"vocab_size": 320, "eos_token_id": 6, "num_decoder_layers": 2, **gated}
     return save_model(folder, "T5ForConditionalGeneration", **more)
+
+
+def vit_folder(
+    folder: Path,
+    classes: tuple[str, ...] = ("cat", "crane", "crane"),
+    architecture: str = "ViTForImageClassification",
+    **settings: Any,
+) -> Any:
+    """A small ViT whose weights hide no mistake, and its preprocessor."""
+    import transformers
+
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 96, "image_size": 32, "patch_size": 8, "encoder_stride": 8}
+    named: dict[str, Any] = {"id2label": dict(enumerate(classes)), "num_labels": len(classes)}
+    config = transformers.ViTConfig(**{**sizes, **named, **settings})
+    model = randomise(getattr(transformers, architecture)(config))
+    model.save_pretrained(folder.resolve())
+    processor = transformers.ViTImageProcessor(image_mean=VIT_MEAN, image_std=VIT_STD)
+    processor.save_pretrained(folder.resolve())
+    return model
 
 
 TRANSLATORS = {"marian": marian_folder, "bart": bart_folder, "t5": t5_folder}

@@ -4,6 +4,7 @@ from typing import Any
 
 from datamodules.sources import (
     CORPORA,
+    DOCUMENTS,
     PARALLEL,
     TEXT_SOURCES,
     CorpusOptions,
@@ -11,7 +12,7 @@ from datamodules.sources import (
     ParallelOptions,
     ParallelSource,
     TextDatasetOptions,
-    document_source,
+    open_source,
 )
 from datamodules.sources.documents import PIECE_SIZE
 
@@ -19,9 +20,12 @@ from datamodules.sources.documents import PIECE_SIZE
 def build(command: str, skip_bad: bool = False, **options: Any) -> Any:
     """A source, such as "texts csv d": the kind of data, the source and perhaps a path.
 
+    The source may be "null": as the path shows.
+
     `val_fraction=0.2` and other options may stand in the command, too.
     """
-    kind, name, *rest = command.split()
+    kind, given, *rest = command.split()
+    name = None if given == "null" else given
     path = next((word for word in rest if "=" not in word), None)
     options |= dict(word.split("=") for word in rest if "=" in word)
     if "class_names" in options:
@@ -29,12 +33,13 @@ def build(command: str, skip_bad: bool = False, **options: Any) -> Any:
     if "val_fraction" in options:
         options["val_fraction"] = float(options["val_fraction"])
     if kind == "documents":
-        return document_source(name, path, CorpusOptions(**options), skip_bad)
+        return open_source(DOCUMENTS, name, path, CorpusOptions(**options), skip_bad=skip_bad)
     if kind == "pairs":
-        languages = options.pop("languages", "en-de").split("-")
-        return PARALLEL[name](path, ParallelOptions(**options), languages, skip_bad)
+        more: Any = {"languages": options.pop("languages", "en-de").split("-")}
+        more["skip_bad"] = skip_bad
+        return open_source(PARALLEL, name, path, ParallelOptions(**options), **more)
     sources = TEXT_SOURCES if kind == "texts" else CORPORA
-    found = sources[name](path, TextDatasetOptions(**options), skip_bad)
+    found = open_source(sources, name, path, TextDatasetOptions(**options), skip_bad=skip_bad)
     found.labelled = kind == "texts"
     return found
 

@@ -31,13 +31,13 @@ SMALL_S2S += (
     "--data.tokenizer.min_frequency 1 --data.tokenizer.kind whitespace --model.optimizer.lr 5e-3 "
     "--trainer.max_epochs 1 --trainer.log_every_n_steps 1"
 )
-PAIRS = "--data.source files --data.path pairs --data.languages en-up"
+PAIRS = "--data.path pairs --data.languages en-up"
 TINY = {  # a small model of each task, on the data of `write_data`
     "vit": f"{NET} --model.net.stack.depth 1 --data.batch_size 16",
     "bert": f"{NET} --data.tokenizer.vocabulary 300 --data.batch_size 8",
     "mlm": f"--preset tiny {NET} --data.source hub --data.path hub --data.max_length 48 "
     "--data.batch_size 8 --data.tokenizer.vocabulary 70",
-    "lm": f"{SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400",
+    "lm": f"{SMALL_LM} --data.path texts --data.tokenizer.vocabulary 400",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
 

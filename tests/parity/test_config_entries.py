@@ -4,7 +4,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -203,31 +203,44 @@ def changes(name: str, value: Any) -> Iterator[Any]:
 
 
 def change_each(case: Case, names: Collection[str]) -> set[str]:
+    """Changes each of these entries of a case, as `change_entries`."""
+    tried = {name: value for name, value in entries(case).items() if name in names}
+    return change_entries(
+        case.written(), tried, lambda settings: save(case, settings), lambda: outcome(case)
+    )
+
+
+def change_entries(
+    base: Settings, tried: Settings, save: Callable[[Settings], None], outcome: Callable[[], str]
+) -> set[str]:
     """Each entry missing and with other values, over the same weights and over fitting ones.
 
     Returns the entries of which some other value gives equal logits.
+
+    Args:
+        base: A config.json.
+        tried: Entries and a usual value.
+        save: Writes `model` with new weights for a config.json.
+        outcome: Of that folder.
     """
-    base = case.written()
-    save(case, base)
+    save(base)
     weights = Path("model/model.safetensors").read_bytes()
-    assert outcome(case) == "equal"
+    assert outcome() == "equal"
     wrong = {}
     taken = set()
-    for name, usual in entries(case).items():
-        if name not in names:
-            continue
+    for name, usual in tried.items():
         missing = {key: value for key, value in base.items() if key != name}
         for settings in (missing, *({**base, name: value} for value in changes(name, usual))):
             Path("model/model.safetensors").write_bytes(weights)
             write(settings)
-            found = [outcome(case)]
+            found = [outcome()]
             if found[0] not in ("equal", "theirs"):
                 try:
-                    save(case, settings)
+                    save(settings)
                 except Exception:
                     found.append("theirs")  # they cannot build it
                 else:
-                    found.append(outcome(case))
+                    found.append(outcome())
             if "equal" in found:
                 taken.add(name)
             if not {*found} <= {"equal", "refused", "theirs"}:

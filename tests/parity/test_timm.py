@@ -21,7 +21,7 @@ from modules.models.vit import ViT
 from modules.pretrained.timm import config_from_timm_model
 from modules.pretrained.vit import TIMM
 from tasks.errors import UsageError
-from tasks.vit.architectures import known_model
+from tasks.vit.pretrained import TimmFiles, TimmModel, find_model
 from tests.helpers.marks import slow_except
 from tests.parity.vit import difference, our_vit, timm_model, tiny_timm
 
@@ -63,14 +63,15 @@ REFUSED = [
 def loads(name: str, source: str) -> bool:
     """Whether a registered model loads, with equal logits then: two blocks and small images."""
     try:
-        found = known_model(source)
+        found = find_model(source)
     except UsageError as error:
         assert source in str(error)
         return False
-    assert found is not None
-    size = 3 * found.config.patch_size
+    assert isinstance(found, TimmModel | TimmFiles) and found.base is not None
+    config = found.base
+    size = 3 * config.patch_size
     theirs = timm_model(name, depth=2, img_size=size)
-    small = replace(found.config, image_size=size, stack=replace(found.config.stack, depth=2))
+    small = replace(config, image_size=size, stack=replace(config.stack, depth=2))
     assert config_from_timm_model(theirs) == small
     if isinstance(theirs.head, nn.Identity):  # it gives features, whose size without a norm is any
         theirs.head = nn.LayerNorm(small.stack.width, elementwise_affine=False)

@@ -12,9 +12,12 @@ from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm import config_from_timm_model
 from modules.schema import from_dict
 from tasks.errors import UsageError
+from tasks.problems import external_targets
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
 from tests.parity.vit import changed, difference, randomise
+
+TARGETS = external_targets("single_label_classification")
 
 EXPORTED: dict[str, list[Any]] = {  # option: values that timm has, too
     "image_size": [40],
@@ -84,20 +87,30 @@ def test_each_option_of_ours_is_tried() -> None:
 def test_an_export_to_timm_loads_there_and_here(option: str, value: Any) -> None:
     net = randomise(changed(option, value))
     names = [str(number) for number in range(net.config.num_classes or 0)]
-    hint = write_timm(net, {"class_names": names}, Path("out.safetensors"))
-    code = hint.format(file="out.safetensors")  # as a user would paste it
+    channels = net.config.channels or 0
+    metadata = {**TARGETS, "class_names": names, "mean": [0.25] * channels, "std": [0.5] * channels}
+    Path("out").mkdir()
+    hint = write_timm(net, metadata, Path("out"))
+    code = hint.format(file="out")  # as a user would paste it
     theirs = eval(code, {"timm": timm}).eval()
     assert difference(net, theirs) <= 1e-5
-    options = pretrained_options("out.safetensors")["model"]["net"] | {"num_classes": len(names)}
-    back = ViT(from_dict(ViTConfig, options)).eval()
-    load_pretrained(back, "out.safetensors", {"class_names": names})
+    found = timm.data.resolve_model_data_config(theirs)
+    assert found["input_size"] == (channels, net.config.image_size, net.config.image_size)
+    assert [*found["mean"]] == metadata["mean"] and [*found["std"]] == metadata["std"]
+    assert found["crop_pct"] == 1 and found["interpolation"] == "bilinear"  # as we resize images
+    assert [*theirs.pretrained_cfg["label_names"]] == names
+    options = pretrained_options("out")
+    assert options["data"]["dataset"] == {"mean": metadata["mean"], "std": metadata["std"]}
+    back = ViT(from_dict(ViTConfig, options["model"]["net"] | {"num_classes": len(names)})).eval()
+    load_pretrained(back, "out", {**TARGETS, "class_names": names})
     assert difference(back, theirs) <= 1e-5
-    check_described("out.safetensors", ())
+    check_described("out", ())
     assert config_from_timm_model(theirs) == back.config
 
 
 @pytest.mark.parametrize("option, value", pairs(NOT_EXPORTED))
 def test_what_timm_does_not_have_is_not_exported(option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=option.removeprefix("stack.").partition("_")[0]):
-        write_timm(changed(option, value), {"class_names": []}, Path("out.safetensors"))
-    assert not Path("out.safetensors").exists()
+        metadata = {**TARGETS, "class_names": [], "mean": [0.5] * 3, "std": [0.5] * 3}
+        write_timm(changed(option, value), metadata, Path())
+    assert not any(Path().iterdir())

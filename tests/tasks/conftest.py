@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tasks.tracking import report
+from tasks.tracking import evaluation_figures, report
+from tasks.vit import attend
 from tests.helpers.cases import UninterruptedRuns
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.forked import Server
@@ -24,7 +25,8 @@ def own_folder(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.fixture(autouse=True)
 def blank_pictures(monkeypatch: Patch) -> None:
     """Leaves the figures of runs empty: drawing takes longer than training a tiny network."""
-    monkeypatch.setattr(report, "write_png", lambda figure, path: BLANK.save(path, "png"))
+    for module in (report, evaluation_figures, attend):
+        monkeypatch.setattr(module, "write_png", lambda figure, path: BLANK.save(path, "png"))
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def lm_bytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Best checkpoint of a tiny language model of bytes, of several documents; read only."""
     folder = tmp_path_factory.mktemp("lm_bytes")
     texts = write_corpus(folder / "texts")
-    line = f"{SMALL_LM} --data.source files --data.path {texts} --data.tokenizer.vocabulary 400"
+    line = f"{SMALL_LM} --data.path {texts} --data.tokenizer.vocabulary 400"
     more = "--model.net.position rotary --model.optimizer.lr 3e-3"
     return fit(f"{line} {more}", "lm", folder)
 
@@ -91,7 +93,7 @@ def lm_letters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm_letters")
     text = folder / "text.txt"
     text.write_text("The quick brown fox jumps over the lazy dog.\n" * 60)
-    line = f"{SMALL_LM} --data.source files --data.path {text} --model.optimizer.lr 1e-2"
+    line = f"{SMALL_LM} --data.path {text} --model.optimizer.lr 1e-2"
     more = "--data.tokenizer.kind character --data.tokenizer.vocabulary 100"
     return fit(f"{line} {more}", "lm", folder)
 

@@ -66,10 +66,10 @@ def line_of(command: str) -> tuple[str, str]:
 BAD: list[tuple[str, str, bytes, int, tuple[str, ...]]] = [  # task and source, file, content, names
     ("bert csv", "train.csv", b"text,label\na,bad\n", USER, ("bad",)),
     ("mlm jsonl", "train.jsonl", b'{"text": ["a"]}\n', FAILED, ("line 1 of d/train.jsonl",)),
-    ("lm files", "a.txt", b"one\n\xe9\n", FAILED, ("d/a.txt", "line 2")),
-    ("lm files", "a.txt.gz", b"no gzip", FAILED, ("d/a.txt.gz",)),
-    ("seq2seq table", "train.csv", b"en,xx\na,b\n", USER, ("--data.languages",)),
-    ("seq2seq files", "train.en", b"", USER, ("train.up",)),
+    ("lm txt", "a.txt", b"one\n\xe9\n", FAILED, ("d/a.txt", "line 2")),
+    ("lm txt", "a.txt.gz", b"no gzip", FAILED, ("d/a.txt.gz",)),
+    ("seq2seq csv", "train.csv", b"en,xx\na,b\n", USER, ("--data.languages",)),
+    ("seq2seq txt", "train.en", b"", USER, ("train.up",)),
 ]
 
 
@@ -89,7 +89,7 @@ def test_skipped_texts_are_counted_and_predictions_skip_them(console: Console) -
     assert "skipped" in console.printed(f"{line} --data.skip_bad --run_dir r", "bert")[0]
     assert summary("r")["skipped"] == 1
     Path("asked.txt").write_bytes(b"fine\n \ncaf\xe9\n")
-    line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path asked.txt"
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --input asked.txt"
     strict = f"{line} --data.skip_bad false"
     console.refused(strict, "line 3 of asked.txt", "UTF-8", task="bert", code=FAILED)
     out, _ = console.printed(f"{line} --data.skip_bad true", "bert")
@@ -114,16 +114,16 @@ def not_utf8(name: str) -> None:
 
 ODD_FILES: dict[str, tuple[Callable[[], Any], str]] = {  # good data, where something odd is put
     "vit folder": (images, "d/train/cat/bad.png"),
-    "bert txt": (texts, "d/train/cat/bad.txt"),
-    "lm files": (texts, "d/train/bad.txt"),
+    "bert folder": (texts, "d/train/cat/bad.txt"),
+    "lm txt": (texts, "d/train/bad.txt"),
     "bert csv": (csv, "d/test.bad.csv"),
     "bert hub": (tables, "d/test-bad.parquet"),
-    "seq2seq files": (pairs, "d/bad.en"),
+    "seq2seq txt": (pairs, "d/bad.en"),
 }
 ODD: list[tuple[str, Make]]
 ODD = [(command, odd) for command in ODD_FILES for odd in (pipe, link_to("nowhere"))]
-ODD += [("vit folder", link_to("/tmp")), ("bert txt", link_to("/dev/zero"))]
-ODD += [("lm files", not_utf8), ("bert hub", link_to("test-bad.parquet"))]
+ODD += [("vit folder", link_to("/tmp")), ("bert folder", link_to("/dev/zero"))]
+ODD += [("lm txt", not_utf8), ("bert hub", link_to("test-bad.parquet"))]
 
 
 @pytest.mark.plain_every(3)
@@ -147,16 +147,16 @@ def test_what_is_no_class_is_named(console: Console) -> None:
 
 
 ASKED = {  # task and command, and the fixture that trains its checkpoint
-    "vit predict --data.predict_path": "best",
-    "bert predict --data.predict_path": "reviewer",
-    "lm generate --prompt_file": "lm_letters",
-    "lm score --data.path": "lm_letters",
-    "seq2seq translate --file": "translator",
+    "vit predict --input": "best",
+    "bert predict --input": "reviewer",
+    "lm generate --input": "lm_letters",
+    "lm score --input": "lm_letters",
+    "seq2seq translate --input": "translator",
     "vit fit --preset digits --data.source folder --data.path": None,
     "bert fit --data.source csv --data.path": None,
-    "mlm fit --data.source txt --data.path": None,
-    "lm fit --data.source files --data.path": None,
-    "seq2seq fit --data.source table --data.languages en-de --data.path": None,
+    "mlm fit --data.path": None,
+    "lm fit --data.path": None,
+    "seq2seq fit --data.languages en-de --data.path": None,
 }
 
 
@@ -239,13 +239,13 @@ UNUSED = [  # task and source, an option
     ("bert reviews", "text_column body"),
     ("bert reviews", "val_fraction 0.3"),
     ("bert csv", "name a/b"),
-    ("bert txt", "text_column body"),
+    ("bert folder", "text_column body"),
     ("mlm reference", "class_names [a,b]"),
     ("lm reference", "blank_lines true"),
-    ("lm files", "subset en"),
+    ("lm txt", "subset en"),
     ("seq2seq dates", "source_column en"),
-    ("seq2seq files", "header false"),
-    ("seq2seq table", "test t"),
+    ("seq2seq txt", "header false"),
+    ("seq2seq csv", "test t"),
 ]
 
 
@@ -269,6 +269,6 @@ def test_unused_options_of_config_files_and_checkpoints(console: Console) -> Non
     assert run(f"{LINES['bert']} hub {options} --run_dir r", "bert") == 0
     Path("t/test/bad").mkdir(parents=True)
     Path("t/test/bad/1.txt").write_text("film number 3")
-    test = "test --ckpt_path r/checkpoints/best.ckpt --data.source txt --data.path t"
+    test = "test --ckpt_path r/checkpoints/best.ckpt --data.path t"
     assert run(test, "bert") == 0
     console.refused(f"{test} --data.dataset.subset x", "--data.dataset.subset", task="bert")

@@ -44,11 +44,11 @@ def write_data(task: str, config: str) -> str:
     source = data.get("source")
     if source == "folder":
         return f"--data.path {write_images(Path('images'), count=8, side=40)}"
-    if source == "files" and task == "seq2seq":
+    if source == "txt" and task == "seq2seq":
         languages = tuple(data["languages"].split("-"))
         write_pairs(Path("pairs"), test="test_2016_flickr", languages=languages)
         return "--data.path pairs"
-    if source == "files":
+    if task == "lm" and "path" in data:
         return f"--data.path {write_corpus(Path('texts'))}"
     if source != "hub":
         return ""

@@ -50,10 +50,10 @@ def evil(monkeypatch: Patch) -> Iterator[None]:
 # Checkpoints --------------------------------------------------------------------------------------
 
 READS: dict[str, list[str]] = {  # every command that reads a checkpoint
-    "vit": ["validate", "test", "predict --data.predict_path .", "export --format timm"],
+    "vit": ["validate", "test", "predict --input .", "export --format timm"],
     "bert": ["validate", "test", "predict --text a", "export", "tokenize --text a"],
     "mlm": ["validate", "test", "export"],
-    "lm": ["validate", "test", "generate --prompt a", "score --data.path t.txt", "export"],
+    "lm": ["validate", "test", "generate --prompt a", "score --input t.txt", "export"],
     "seq2seq": ["validate", "test", "translate --text a", "attend --text a", "export"],
 }
 
@@ -120,7 +120,7 @@ def model(lm_letters: Path) -> Path:
     return folder
 
 
-DATA = "--data.source files --data.path t.txt --data.max_length 32 --data.batch_size 4"
+DATA = "--data.path t.txt --data.max_length 32 --data.batch_size 4"
 
 
 @pytest.mark.usefixtures("model")
@@ -271,7 +271,7 @@ def test_a_script_beside_tables_stays_unread() -> None:
 def test_caches_are_no_pickles(monkeypatch: Patch) -> None:
     monkeypatch.setenv("TESSERA_CACHE", "cache")
     write_corpus(Path("texts"))
-    line = f"fit {SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 300"
+    line = f"fit {SMALL_LM} --data.path texts --data.tokenizer.vocabulary 300"
     line += " --trainer.limit_train_batches 1 --trainer.limit_val_batches 1"
     line += " --trainer.limit_test_batches 0"
     assert run(line, "lm") == 0
@@ -346,7 +346,7 @@ def test_texts_that_expand_beyond_measure(ending: str, codec: str, console: Cons
         with pyarrow.output_stream(name + ending, compression=codec) as file:
             for _ in range(128):
                 file.write(bytes(2**20))
-        line = f"fit --data.source files {options.format(ending)}"
+        line = f"fit {options.format(ending)}"
         console.refused(line, Path(name).name, "200 times", task=task, code=1)
 
 

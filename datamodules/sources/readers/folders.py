@@ -3,9 +3,11 @@
 import os
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.sources.base import shortened
@@ -13,38 +15,65 @@ from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import Reject
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import name_fault, path_fault, printable, regular_files
-from datamodules.utils.splits import SPLITS
+from datamodules.utils.splits import SPLITS, split_of
+
+SPLIT_FOLDERS = frozenset(chain.from_iterable(SPLITS.values()))
 
 
 class ClassFolders(LabelledSource[S]):
-    """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/."""
+    """Base of sources that are files in `train/CLASS/`, at any depth; likewise val/ and test/.
 
-    example: str  # name of a file in messages, such as 1.png
-    unused_options = {"name", "subset", "local", "label_column", "image_column", "text_column"}
+    Without a folder of a split, the folders of the classes are those of the training split.
+    """
+
+    unused_options = {"name", "subset", "label_column", "image_column", "text_column"}
     no_classes: tuple[str, ...] = ()  # names of folders that are not classes
+    needs_train = False  # whether the folders of the classes must lie in that of a split
+
+    @classmethod
+    def reads(cls, file: Path) -> bool:
+        is_in_split = file.parts[0] in SPLIT_FOLDERS
+        depth = 3 if is_in_split and file.parts[0] not in cls.no_classes else 2
+        is_placed = len(file.parts) >= depth and (is_in_split or not cls.needs_train)
+        return is_placed and file.suffix.lower() in cls.suffixes
 
     @cached_property
     def root(self) -> Path:
-        """The folder that holds train/."""
-        return self.require_path(f"a folder with train/CLASS/{self.example}", folder=True)
+        """The folder that holds train/, or the folders of the classes."""
+        return self.require_path(f"a folder with {self.example}", folder=True)
+
+    @cached_property
+    def split_folders(self) -> dict[str, Path]:
+        """The folder of each split that the data have."""
+        found = {}
+        for split, names in SPLITS.items():
+            folders = [self.root / name for name in names if (self.root / name).is_dir()]
+            if folders:
+                found[split] = folders[0]
+        if not found and not self.needs_train:
+            return {"train": self.root}
+        return found
 
     def split_folder(self, split: str) -> Path | None:
         """The folder of a split, if there is one."""
-        folders = [self.root / name for name in SPLITS[split]]
-        return next((folder for folder in folders if folder.is_dir()), None)
+        return self.split_folders.get(split)
 
     @cached_property
     def class_names(self) -> list[str]:
-        folder = self.split_folder("train")
         if self.options.class_names:
             return list(self.options.class_names)
-        if folder is None and self.checkpoint_classes:
-            return self.checkpoint_classes
+        folder = self.split_folder("train")
         names = self._class_folders(folder) if folder is not None else []
+        tested = self.tested_classes
+        if tested and set(names) <= set(tested):
+            return tested
         if not names:
-            fault = "has no folder train/" if folder is None else "has no class folders in train/"
+            fault = f"{folder} has no class folders"
+            if folder is None:
+                beside = "".join(f", only {path.name}/" for path in self.split_folders.values())
+                fault = f"{self.root} has no folder train/{beside}"
             raise UsageError(
-                f"{self.root} {fault}: put {self.noun} into train/CLASS/, one folder for each "
+                f"{fault}: put {self.noun} into {self.root / 'train/CLASS'}/, one folder for each "
                 f"class{self.suggest_source(self.root)}."
             )
         return names
@@ -92,7 +121,7 @@ class ClassFolders(LabelledSource[S]):
             files = []
             if (folder / name).is_dir():
                 files = files_below(folder / name, self.suffixes, self.reject)
-            if not files and folder == self.split_folder("train"):
+            if not files and self.needs_every_class and folder == self.split_folder("train"):
                 chosen = self.options.class_names
                 needless = "it from --data.dataset.class_names" if chosen else "the folder"
                 raise UsageError(
@@ -111,10 +140,45 @@ def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list
 
     Hidden ones are ignored; `reject` is called for other suffixes and for what cannot be read.
     """
+    return of_kinds(regular_files(folder, reject), suffixes, reject)
+
+
+def of_kinds(paths: list[Path], suffixes: tuple[str, ...], reject: Reject) -> list[Path]:
+    """The paths with these suffixes; `reject` is called for others."""
     files = []
-    for path in regular_files(folder, reject):
+    for path in paths:
         if path.name.lower().endswith(suffixes):
             files.append(path)
         else:
             reject(str(path), f"is not one of the kinds {', '.join(suffixes)}")
     return files
+
+
+def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dict[str, list[Path]]:
+    """A file, or those with these suffixes below a folder at any depth, by split.
+
+    The first part of a path that is called as a split, with or without more after a dash or a dot,
+    says which one it is of, if there are any called train; files of no split are then left out,
+    with a warning. Else all is training data. Hidden files are ignored; `reject` is called for
+    other suffixes and for what cannot be read. Raises `UsageError` if there are no files.
+    """
+    if not root.is_dir():
+        if not root.name.lower().endswith(suffixes):
+            raise UsageError(f"{root} is not one of the kinds {', '.join(suffixes)}.")
+        return {"train": [root]}
+    paths = regular_files(root, reject)
+    named: dict[str | None, list[Path]] = {}
+    for path in paths:
+        named.setdefault(split_of(path.relative_to(root)), []).append(path)
+    if not any(path.name.lower().endswith(suffixes) for path in named.get("train", [])):
+        named = {"train": paths}
+    others = named.pop(None, [])
+    if others:
+        names = shortened([str(path) for path in others])
+        rank_zero_warn(
+            f"{len(others)} of the files in {root} are of no split and left out: {names}."
+        )
+    found = {str(split): of_kinds(named[split], suffixes, reject) for split in named}
+    if not any(found.values()):
+        raise UsageError(f"{root} holds no {', '.join(suffixes)} files.")
+    return {split: files for split, files in found.items() if files}

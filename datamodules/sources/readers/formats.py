@@ -7,6 +7,7 @@ tell the number of a bad line.
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +117,8 @@ def read_csv(
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
     """
     csv.field_size_limit(MAX_CELL)  # the default is 128 kB
-    is_tsv = uncompressed_suffix(path) == ".tsv"
+    suffix = uncompressed_suffix(path)
+    is_tsv = suffix == ".tsv"
     dialect = csv.excel_tab if is_tsv else csv.excel
     quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
     names: list[str] = []
@@ -141,6 +143,12 @@ def read_csv(
                         fault = f"names several columns {repeated[0]}"
                     if fault is not None:
                         raise DataError(f"{place} {fault}: fix the names of the columns.")
+                    mark = re.search(r"[;|\t]", names[0])
+                    if len(names) == 1 and mark:
+                        raise DataError(
+                            f"{place} has {mark[0]!r} between its cells, but a {suffix} file must "
+                            f"have {dialect.delimiter!r}: save it so (a .tsv file has tabs)."
+                        )
                     continue
                 names = names or [str(i + 1) for i in range(len(cells))]
                 if fault is None:

@@ -1,7 +1,11 @@
-"""Classes of samples in tables: a column of words, of whole numbers, or as the hub describes it."""
+"""Targets of samples in tables: a column of classes, of sets of labels, or of numbers."""
 
+import json
+import math
 import re
+from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -14,63 +18,159 @@ from datamodules.sources.readers.tables import TableSource, described_columns, f
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers below this are taken for classes
+MAX_NUMBER = 1e30  # far below the largest of float32
 NUMBER = r"(?i)[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
 
-class LabelledTables(TableSource, LabelledSource[S]):
-    """Base of sources that are tables with a column of classes.
+class LabelColumn:
+    """Base: a column of a table with the targets of its samples.
+
+    Args:
+        source: Of the table.
+    """
+
+    content: str  # what the column holds, for messages
+    cell_types: tuple[type, ...]  # of JSON
+
+    def __init__(self, source: "LabelledTables[Any]") -> None:
+        self.source = source
+
+    def fits(self, kind: pa.DataType) -> bool:
+        """Whether the column may have an Arrow type."""
+        raise NotImplementedError
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the K outputs of a network.
+
+        Raises `UsageError` if there is no training split, and no model is tested.
+        """
+        tested = self.source.tested_classes
+        if not tested and not self.source.has("train"):
+            splits = ", ".join(self.source.table_splits())
+            raise UsageError(f"{self.source.origin} has no train split, only {splits}.")
+        if described := self.described_names(self.first_split):
+            return described
+        if tested and (not self.source.has("train") or self.labels_of(tested)):
+            return tested
+        return self.values
+
+    def read(self, split: str) -> Tensor:
+        """The targets of a split, as `Split.labels` describes; `DataError` if a cell is bad."""
+        raise NotImplementedError
+
+    def find(self, schema: pa.Schema) -> str:
+        """Name of the column; raises as `find_column`."""
+        given = self.source.options.label_column
+        candidates = [given] if given else self.source.label_candidates(schema)
+        return self.source.find_column(schema, "label_column", candidates, self.fits, self.content)
+
+    def column(self, split: str) -> pa.ChunkedArray:
+        """(S,) cells. Raises `DataError` if there are none."""
+        table = self.source.table(split)
+        column = table.columns.column(self.find(table.columns.schema))
+        if len(column) == 0:
+            raise DataError(f"the {split} split of {self.source.origin} has no rows.")
+        return column
+
+    def texts(self, split: str) -> pa.ChunkedArray:
+        """(S,) strings: the cells without spaces around them; null if there is none.
+
+        Raises `DataError` if one is not UTF-8.
+        """
+        import pyarrow.compute as pc
+
+        labels = self.column(split).cast(pa.string())
+        invalid = is_not_utf8(labels).nonzero().flatten().tolist()
+        if invalid:
+            fault = f"has a label that {NOT_UTF8}: fix or remove it."
+            raise DataError(f"{self.source.table(split).name(invalid[0])} {fault}")
+        labels = pc.utf8_trim_whitespace(labels)
+        return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
+
+    @property
+    def first_split(self) -> str:
+        """The training split, or without one the first of the others."""
+        return "train" if self.source.has("train") else self.source.table_splits()[0]
+
+    def described_names(self, split: str) -> list[str]:
+        """The class names in the hub's description; none if it says nothing."""
+        schema = self.source.table(split).columns.schema
+        feature = features_of(schema).get(self.find(schema), {})
+        feature = feature.get("feature", feature)  # a list: its entries'
+        return [str(name) for name in feature.get("names") or ()]
+
+    def distinct(self, split: str) -> list[str]:
+        """All labels in the column, as text."""
+        values: list[str] = self.texts(split).drop_null().unique().to_pylist()
+        return values
+
+    @cached_property
+    def values(self) -> list[str]:
+        """The label of class 0, 1, ... in the column, as text."""
+        described = self.described_names(self.first_split)
+        if described:
+            return [str(i) for i in range(len(described))]
+        tested = self.source.tested_classes
+        if tested and (labels := self.labels_of(tested)):
+            return labels
+        if tested and not self.source.has("train"):
+            return tested  # the row of a label that is none of them will be named
+        values = self.distinct(self.first_split)
+        known = self.source.options.class_names
+        if known and (not are_numbers(values) or set(values) <= set(known)):
+            return known
+        return sorted(values, key=int) if are_numbers(values) else sorted(values)
+
+    def labels_of(self, names: list[str]) -> list[str] | None:
+        """The labels of classes with these names: the names themselves, or of words also the
+        positions, from 0; None if the column has others."""
+        positions = [str(i) for i in range(len(names))]
+        values = set(self.distinct(self.first_split))
+        if values <= set(names):
+            return names
+        return None if are_numbers(names) or not values <= set(positions) else positions
+
+
+class ClassColumn(LabelColumn):
+    """A class for each sample: a word, a whole number, or as the hub describes it.
 
     The classes are those of the hub's description (`ClassLabel` of `datasets`); else the values
     that the column holds in the training split, sorted. If these are words, the option
     `class_names` may list them in another order.
     """
 
-    @property
-    def class_names(self) -> list[str]:
-        if not self.has("train"):
-            if self.checkpoint_classes:  # of the model that is tested
-                return self.checkpoint_classes
-            splits = ", ".join(self.table_splits())
-            raise UsageError(f"{self.origin} has no train split, only {splits}.")
-        return self._described_classes("train") or self._class_values
+    content = "text or whole numbers"
+    cell_types = (str, int)
 
-    def label_candidates(self, schema: pa.Schema) -> list[str]:
-        """Columns that may hold the classes if no option says which; the likeliest first."""
-        return ["label", "labels", *described_columns(schema, "ClassLabel")]
+    def fits(self, kind: pa.DataType) -> bool:
+        return may_be_classes(kind)
 
-    def label_column(self, schema: pa.Schema) -> str:
-        """Name of the column of classes; raises as `find_column`."""
-        given = self.options.label_column
-        candidates = [given] if given else self.label_candidates(schema)
-        content = "text or whole numbers"
-        return self.find_column(schema, "label_column", candidates, may_be_classes, content)
-
-    def labels(self, split: str) -> Tensor:
-        """(S,) int64: the class of each row.
+    def read(self, split: str) -> Tensor:
+        """(S,) int64.
 
         Raises `DataError` if the split is empty, or a row has no label or one outside the classes.
         """
-        table = self.table(split)
+        table = self.source.table(split)
         indices = self.class_indices(split)
-        if len(indices) == 0:
-            raise DataError(f"the {split} split of {self.origin} has no rows.")
-        values = self._class_values
-        named = self.options.class_names or self._described_classes(split)
+        values = self.values
+        named = self.source.options.class_names or self.described_names(split)
         # Classes that nobody has named are checked: the column may hold a measure or ids.
-        checked = [] if named or not self.has("train") else values
+        checked = [] if named or not self.source.has("train") else values
         for index, value in enumerate(checked):
             if is_no_class(value) and index in indices:
                 row = int((indices == index).nonzero()[0])
                 raise DataError(
                     f"{table.name(row)} has the label {value[:40]}, but classes are words or whole "
                     f"numbers from 0 to {MAX_CLASS - 1:,}: fix or remove it, or name all classes "
-                    "with --data.dataset.class_names."
+                    "with --data.dataset.class_names; to learn numbers add --model.problem_type "
+                    "regression."
                 )
         unknown = (indices == len(values)).nonzero().flatten().tolist()
         if unknown:
-            label = self._label_texts(split)[unknown[0]].as_py()
+            label = self.texts(split)[unknown[0]].as_py()
             fault = "has no label" if label is None else f"has the label {label}"
-            names = self.class_names
+            names = self.source.class_names
             raise DataError(
                 f"{table.name(unknown[0])} {fault}, but needs one of the {len(names)} classes: "
                 f"{shortened(names)}."
@@ -78,51 +178,143 @@ class LabelledTables(TableSource, LabelledSource[S]):
         return indices
 
     def class_indices(self, split: str) -> Tensor:
-        """(S,) int64: the class of each row; the number of classes for an unknown label or none."""
+        """(S,) int64: the class of each row; K if the label is unknown or missing."""
         import pyarrow.compute as pc
 
-        values = pa.array(self._class_values, pa.string())
-        found = pc.index_in(self._label_texts(split), values).fill_null(len(values))
+        values = pa.array(self.values, pa.string())
+        found = pc.index_in(self.texts(split), values).fill_null(len(values))
         return torch.from_numpy(found.to_numpy().astype("int64"))
 
-    def _label_texts(self, split: str) -> pa.ChunkedArray:
-        """(S,) strings: the labels without spaces around them; null if there is none.
 
-        Raises `DataError` if one is not UTF-8.
-        """
-        import pyarrow.compute as pc
+class LabelSets(LabelColumn):
+    """Any number of labels for each sample: a list, or text with a separator between the labels.
 
-        table = self.table(split)
-        labels = table.columns.column(self.label_column(table.columns.schema)).cast(pa.string())
-        invalid = is_not_utf8(labels).nonzero().flatten().tolist()
-        if invalid:
-            fault = f"has a label that {NOT_UTF8}: fix or remove it."
-            raise DataError(f"{table.name(invalid[0])} {fault}")
-        labels = pc.utf8_trim_whitespace(labels)
-        return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
+    The classes are named as those of `ClassColumn`.
+    """
 
-    def _described_classes(self, split: str) -> list[str]:
-        """The class names in the hub's description; none if it says nothing."""
-        schema = self.table(split).columns.schema
-        feature = features_of(schema).get(self.label_column(schema), {})
-        return [str(name) for name in feature.get("names") or ()]
+    content = "lists of labels, text or whole numbers"
+    cell_types = (str, int, list)
+
+    def fits(self, kind: pa.DataType) -> bool:
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        return may_be_classes(kind.value_type if is_list else kind)
+
+    def read(self, split: str) -> Tensor:
+        """(S, K) float32: 1 for each label of a sample, else 0."""
+        index = {value: i for i, value in enumerate(self.values)}
+        sets = self.label_sets(split)
+        labels = torch.zeros(len(sets), len(index))
+        for row, found in enumerate(sets):
+            for label in found:
+                if label not in index:
+                    names = self.source.class_names
+                    raise DataError(
+                        f"{self.source.table(split).name(row)} has the label {label[:40]}, "
+                        f"which is none of the {len(names)} labels: {shortened(names)}."
+                    )
+                labels[row, index[label]] = 1
+        return labels
+
+    def distinct(self, split: str) -> list[str]:
+        return list({label for labels in self.label_sets(split) for label in labels})
+
+    def label_sets(self, split: str) -> list[list[str]]:
+        """The labels of each row; raises `DataError` if a row names one twice."""
+        column = self.column(split)
+        is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+        cells = column.to_pylist() if is_list else self.texts(split).to_pylist()
+        found = []
+        for row, cell in enumerate(cells):
+            entries = self._entries(cell) if isinstance(cell, str) else cell or ()
+            labels = [str(entry).strip() for entry in entries if entry is not None]
+            labels = [label for label in labels if label]
+            if len(set(labels)) < len(labels):
+                raise DataError(
+                    f"{self.source.table(split).name(row)} names a label twice: list the labels of "
+                    "a sample, not a 0 or 1 for each."
+                )
+            found.append(labels)
+        return found
+
+    def _entries(self, cell: str) -> list[Any]:
+        """The labels in a cell of text: a list in JSON, or with separators."""
+        if cell.startswith("["):
+            with suppress(ValueError):  # of text that begins with a bracket
+                return list(json.loads(cell))
+        return cell.split(self.source.options.label_separator)
+
+
+class NumberColumn(LabelColumn):
+    """A number for each sample."""
+
+    content = "numbers"
+    cell_types = (str, int, float)
+
+    def fits(self, kind: pa.DataType) -> bool:
+        is_number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+        return bool(is_number) or may_be_classes(kind)
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the column, or without a training split that of the model that is tested."""
+        if not self.source.has("train") and self.source.checkpoint_classes:
+            return self.source.checkpoint_classes
+        return [self.find(self.source.table(self.first_split).columns.schema)]
+
+    def read(self, split: str) -> Tensor:
+        """(S, 1) float32."""
+        numbers = []
+        for row, cell in enumerate(self.texts(split).to_pylist()):
+            number = float(cell) if cell and re.fullmatch(NUMBER, cell) else math.inf
+            if abs(number) > MAX_NUMBER:
+                fault = "has no number" if cell is None else f"has the label {cell[:40]}"
+                raise DataError(
+                    f"{self.source.table(split).name(row)} {fault}, but regression needs a number "
+                    f"up to 1e30 in column {self.names[0]}: fix or remove it."
+                )
+            numbers.append(number)
+        return torch.tensor(numbers)[:, None]  # (S,) -> (S, 1)
+
+
+LABEL_COLUMNS: dict[str, type[LabelColumn]] = {
+    "single_label_classification": ClassColumn,
+    "multi_label_classification": LabelSets,
+    "regression": NumberColumn,
+}
+
+
+class LabelledTables(TableSource, LabelledSource[S]):
+    """Base of sources that are tables with a column of targets."""
+
+    problem_types = tuple(LABEL_COLUMNS)
 
     @cached_property
-    def _class_values(self) -> list[str]:
-        """The value of class 0, 1, ... in the column, as text."""
-        has_train = self.has("train")
-        split = "train" if has_train else self.table_splits()[0]
-        described = self._described_classes(split)
-        if described:
-            return [str(i) for i in range(len(described))]
-        values = self._label_texts(split).drop_null().unique().to_pylist()
-        are_numbers = all(re.fullmatch("-?[0-9]{1,18}", value) for value in values)
-        known = self.options.class_names if has_train else self.checkpoint_classes
-        if known and (not are_numbers or set(values) <= set(known)):
-            return known
-        if known and not has_train:
-            return [str(i) for i in range(len(known))]
-        return sorted(values, key=int) if are_numbers else sorted(values)
+    def targets(self) -> LabelColumn:
+        """The column of targets."""
+        return LABEL_COLUMNS[self.options.problem_type](self)
+
+    @property
+    def class_names(self) -> list[str]:
+        return self.targets.names
+
+    def label_candidates(self, schema: pa.Schema) -> list[str]:
+        """Columns that may hold the targets if no option says which; the likeliest first."""
+        return ["label", "labels", *described_columns(schema, "ClassLabel")]
+
+    def labels(self, split: str) -> Tensor:
+        """The targets of a split, as `Split.labels` describes."""
+        return self.targets.read(split)
+
+    @property
+    def label_cells(self) -> dict[tuple[str, ...], tuple[type, ...]]:
+        """Types of the cells of the column of targets in JSON, by the names it may have."""
+        given = self.options.label_column
+        return {(given,) if given else ("label", "labels"): self.targets.cell_types}
+
+
+def are_numbers(values: list[str]) -> bool:
+    """Whether all labels are whole numbers."""
+    return all(re.fullmatch("-?[0-9]{1,18}", value) for value in values)
 
 
 def is_no_class(value: str) -> bool:

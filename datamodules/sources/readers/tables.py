@@ -22,6 +22,7 @@ from datamodules.sources.readers.formats import (
     uncompressed_suffix,
 )
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.extras import extra
 from datamodules.utils.files import regular_files
 from datamodules.utils.splits import split_of
 
@@ -53,6 +54,7 @@ class TableSource(Source):
     """
 
     suffixes = ARROW
+    example = "train.parquet"
     kind = "Parquet or Arrow"  # what the files are called in messages
     quoted_tsv = True  # whether cells of TSV files may be quoted
 
@@ -60,10 +62,6 @@ class TableSource(Source):
     def cell_types(self) -> CellTypes:
         """Types of cells of JSON, which may also be null."""
         return {}
-
-    @property
-    def origin(self) -> str:
-        return str(self.local_path or self.options.name)
 
     def prepare(self) -> None:
         self.table_splits()
@@ -83,14 +81,13 @@ class TableSource(Source):
                     "the source hub needs --data.dataset.name ID or --data.path FOLDER."
                 )
             return {}
-        example = f"train{self.suffixes[0]}"
-        wanted = f"a {self.kind} file, or a folder of such files named by split ({example})"
+        wanted = f"a {self.kind} file, or a folder of such files named by split ({self.example})"
         path = self.require_path(wanted)
         files = self._files_by_split(path)
         if not files:
             verb = "is" if path.is_file() else "holds"
             hint = self.suggest_source(path)
-            raise UsageError(f"{path} {verb} no {self.kind} file such as {example}{hint}.")
+            raise UsageError(f"{path} {verb} no {self.kind} file such as {self.example}{hint}.")
         for split, paths in files.items():
             if len(paths) > 1 and self.suffixes != ARROW:
                 raise UsageError(
@@ -188,14 +185,15 @@ def type_fault(
     name = next((name for name in names if name in row), None)
     if name is None or row[name] is None or type(row[name]) in types:
         return None
-    wanted = "text or a whole number" if int in types else "text"
+    words = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+    wanted = " or ".join(words[kind] for kind in types)
     return f"has {json.dumps(row[name])[:40]} as {name}, which must be {wanted}"
 
 
 def as_text(cell: Any) -> str | None:
-    """A cell of JSON as text; None if it is neither text nor a whole number."""
-    if type(cell) is int:
-        return str(cell)
+    """A cell of JSON as text, a list as JSON; None if it is neither text, a number nor a list."""
+    if type(cell) in (int, float, list):
+        return json.dumps(cell)
     return cell if isinstance(cell, str) else None
 
 
@@ -234,9 +232,11 @@ def described_columns(schema: pa.Schema, kind: str) -> list[str]:
 def download_splits(options: Any) -> dict[str, pa.Table]:
     """The splits of a data set of the hub, by our names of splits.
 
-    Raises `DataError` if the hub cannot be reached, or does not have it.
+    Raises `DataError` if the hub cannot be reached, or does not have it, and `UsageError` if the
+    extra "hub" is not installed.
     """
-    from datasets import load_dataset
+    with extra("hub"):
+        from datasets import load_dataset
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
     try:

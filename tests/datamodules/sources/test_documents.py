@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from datamodules.sources import (
+    DOCUMENTS,
     CorpusOptions,
     DocumentSource,
     Piece,
     document_files,
-    document_source,
     documents,
+    open_source,
 )
 from datamodules.sources.documents import split_pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
@@ -29,9 +30,9 @@ TEXTS = [
 ]
 
 
-def source(path: object, kind: str = "files", skip_bad: bool = False, **options: Any) -> Any:
-    path = None if path is None else str(path)
-    return document_source(kind, path, CorpusOptions(**options), skip_bad)
+def source(path: object, skip_bad: bool = False, **options: Any) -> Any:
+    """The source that the path shows."""
+    return open_source(DOCUMENTS, None, str(path), CorpusOptions(**options), skip_bad=skip_bad)
 
 
 @pytest.mark.parametrize("codec", ["", ".gz", ".zst"])

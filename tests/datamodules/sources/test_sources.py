@@ -17,13 +17,16 @@ Row = dict[str, Any]
 FORMATS = [  # kind of data and source, how it is stored
     *((f"{kind} csv", "csv") for kind in ("texts", "corpus")),
     *((f"{kind} jsonl", "jsonl") for kind in ("texts", "corpus")),
-    *((f"{kind} txt", "txt") for kind in ("texts", "corpus")),
+    *((f"{kind} folder", "txt") for kind in ("texts", "corpus")),
     *((f"{kind} hub", name) for kind in ("texts", "corpus") for name in ("parquet", "features")),
-    *(("documents files", name) for name in ("txt", "txt.gz", "txt.zst", "parquet", "arrow")),
-    *(("documents files", name) for name in ("jsonl", "jsonl.gz", "jsonl.zst")),
-    *(("pairs files", name) for name in ("aligned", "aligned.gz")),
-    *(("pairs table", name) for name in ("csv", "csv.zst", "tsv", "tsv.gz", "jsonl", "jsonl.gz")),
-    *(("pairs table", "nested"), ("pairs hub", "nested parquet"), ("pairs hub", "parquet")),
+    *(("documents txt", name) for name in ("txt", "txt.gz", "txt.zst")),
+    *(("documents jsonl", name) for name in ("jsonl", "jsonl.gz", "jsonl.zst")),
+    *(("documents csv", name) for name in ("csv", "csv.gz", "tsv.zst")),
+    *(("documents hub", name) for name in ("parquet", "arrow")),
+    *(("pairs txt", name) for name in ("aligned", "aligned.gz")),
+    *(("pairs csv", name) for name in ("csv", "csv.zst", "tsv", "tsv.gz")),
+    *(("pairs jsonl", name) for name in ("jsonl", "jsonl.gz", "nested")),
+    *(("pairs hub", "nested parquet"), ("pairs hub", "parquet")),
 ]
 FEATURES = datasets.Features(
     {name: datasets.Value("string") for name in ("text", "de", "en", "note")}
@@ -87,7 +90,7 @@ def expected(source: str, rows: list[Row]) -> list[Any]:
 def test_every_format_gives_the_same_samples(source: str, stored: str) -> None:
     save("d", source, stored, "train", ROWS)
     whole = expected(source, ROWS)
-    if source != "documents files":  # of which the end is held out
+    if not source.startswith("documents"):  # of which the end is held out
         Path("d/README.md").write_text("about it")
         found = build(f"{source} d", val_fraction=0.2)
         train, val = read(found, "train"), read(found, "val")
@@ -124,7 +127,7 @@ def test_single_files_and_columns_of_other_names(source: str, stored: str) -> No
     write(Path("d", f"{'train' if path == 'd' else 'some'}.{stored}"), rows)
     found = build(f"{source} {path}", val_fraction=0.1, **options)
     train, val = read(found, "train"), read(found, "val")
-    if source == "documents files":
+    if source.startswith("documents"):
         assert "".join(train + val) == "".join(expected(source, ROWS))
     else:
         assert len(val) == 4 and sorted(train + val) == sorted(expected(source, ROWS))
@@ -154,19 +157,19 @@ def test_data_sets_of_the_hub(source: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_pairs_in_the_folder_of_data_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATA", str(Path("data").resolve()))
-    for source, stored in (("pairs files", "aligned"), ("pairs table", "tsv")):
+    for source, stored in (("pairs txt", "aligned"), ("pairs csv", "tsv")):
         save("data/mine", source, stored, "train", ROWS)
         assert len(read(build(source, local="mine"), "train")) == 39
     with refused(UsageError, "--data.path", "train.en and train.de"):
-        build("pairs files", local="yours").prepare()
+        build("pairs txt", local="yours").prepare()
 
 
 # Pairs -------------------------------------------------------------------------------------------
 
 
 def test_languages_can_be_turned() -> None:
-    save("d", "pairs files", "aligned", "train", ROWS)
-    whole = build("pairs files d languages=de-en").records("train").columns
+    save("d", "pairs txt", "aligned", "train", ROWS)
+    whole = build("pairs txt d languages=de-en").records("train").columns
     assert [column.to_pylist() for column in whole] == [
         [cells[language] for cells in ROWS] for language in ("de", "en")
     ]
@@ -176,41 +179,41 @@ def test_languages_can_be_turned() -> None:
 def test_tables_without_a_header(ending: str, between: str) -> None:
     lines = [f"a {i}{between}ein {i}{between}cc by\n" for i in range(10)]
     path = write(Path(f"pairs.{ending}"), "".join(lines))
-    found = build(f"pairs table {path}", header=False).records("train")
+    found = build(f"pairs null {path}", header=False).records("train")
     assert [column[3].as_py() for column in found.columns] == ["a 3", "ein 3"]
     assert found.name(0) == f"line 1 of {path}"
-    turned = build(f"pairs table {path} source_column=2 target_column=1", header=False)
+    turned = build(f"pairs null {path} source_column=2 target_column=1", header=False)
     assert [column[3].as_py() for column in turned.records("train").columns] == ["ein 3", "a 3"]
 
 
 def test_aligned_files_of_other_suffixes() -> None:
     write(Path("d/train.english"), "a\n" * 9)
     write(Path("d/train.german"), "b\n" * 9)
-    found = build("pairs files d source_column=english target_column=german")
+    found = build("pairs txt d source_column=english target_column=german")
     assert read(found, "train")[:1] == [("a", "b")]
 
 
 def test_test_sets_are_chosen_by_name() -> None:
     names = ("test_2016_flickr", "test_2017_flickr")
     for i, name in enumerate(("train", *names)):
-        save("d", "pairs files", "aligned.gz", name, ROWS[i : i + 2])
+        save("d", "pairs txt", "aligned.gz", name, ROWS[i : i + 2])
     with refused(UsageError, *(f"{name}.en.gz" for name in names), "--data.dataset.test"):
-        build("pairs files d").prepare()
-    found = build("pairs files d", test=names[1])
-    assert read(found, "test") == expected("pairs files", ROWS[2:4])
+        build("pairs txt d").prepare()
+    found = build("pairs txt d", test=names[1])
+    assert read(found, "test") == expected("pairs txt", ROWS[2:4])
 
 
 def test_folders_named_by_split() -> None:
     for split in ("train", "val"):
-        save(f"d/{split}", "pairs files", "aligned", "news", ROWS[:5])
-    assert read(build("pairs files d"), "val") == expected("pairs files", ROWS[:5])
+        save(f"d/{split}", "pairs txt", "aligned", "news", ROWS[:5])
+    assert read(build("pairs txt d"), "val") == expected("pairs txt", ROWS[:5])
 
 
 def test_byte_order_marks_and_ends_of_lines_are_no_text() -> None:
     write(Path("d/train.en"), "\ufeffone\r\ntwo\r\nthree".encode())
     write(Path("d/train.de"), b"eins\nzwei\ndrei\n")
     write(Path("d/train.fr.gz"), b"no gzip")  # a damaged file of another language is left alone
-    whole = build("pairs files d").records("train").columns
+    whole = build("pairs txt d").records("train").columns
     assert [column.to_pylist() for column in whole] == [
         ["one", "two", "three"],
         ["eins", "zwei", "drei"],
@@ -219,24 +222,24 @@ def test_byte_order_marks_and_ends_of_lines_are_no_text() -> None:
 
 def test_multi30k_is_whole(real_data: Path) -> None:
     for pair in ("en-de", "fr-en"):
-        found = build(f"pairs files {real_data}/multi30k languages={pair}")
+        found = build(f"pairs txt {real_data}/multi30k languages={pair}")
         sizes = [len(found.split(split)) for split in ("train", "val", "test")]
         assert sizes == [29_000, 1_014, 1_000]
     assert read(found, "test")[0][1] == "A man in an orange hat starring at something."
     with refused(UsageError, "no test_2016_flickr.cs", "{de,en,fr}"):
-        build(f"pairs files {real_data}/multi30k languages=en-cs").prepare()
+        build(f"pairs txt {real_data}/multi30k languages=en-cs").prepare()
 
 
 # Corpora -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["csv", "jsonl", "txt", "hub"])
+@pytest.mark.parametrize("name", ["csv", "jsonl", "folder", "hub"])
 def test_texts_without_a_class_are_trained_on(name: str) -> None:
     """And the validation texts are those of the texts with classes."""
-    stored = {"hub": "parquet"}.get(name, name)
+    stored = {"hub": "parquet", "folder": "txt"}.get(name, name)
     unlabelled = [{**cells, "label": "", "text": f"more {i}"} for i, cells in enumerate(ROWS[:9])]
     save("d", f"texts {name}", stored, "train", ROWS)
-    if name == "txt":
+    if name == "folder":
         unlabelled = [{**cells, "label": "unsup"} for cells in unlabelled]
         for i, cells in enumerate(unlabelled):
             write(Path(f"d/train/unsup/{i}.txt"), cells["text"])

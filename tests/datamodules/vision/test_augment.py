@@ -53,7 +53,7 @@ def test_the_default_does_nothing() -> None:
     labels = torch.tensor([2, 0, 1])
     assert torch.equal(augment(images), images)
     assert augment.erase(images) is images
-    mixed, targets = augment.mix(images, labels, 3)
+    mixed, targets = augment.mix(images, F.one_hot(labels, 3).float())
     assert mixed is images
     assert torch.equal(targets, F.one_hot(labels, 3).float())
 
@@ -158,7 +158,7 @@ def test_targets_are_the_fraction_of_each_class_in_the_pixels(options: dict[str,
     config = AugmentConfig(**options)
     labels = torch.arange(64) % 10
     images = F.one_hot(labels, 10).float()[:, :, None, None].expand(-1, -1, 16, 16)
-    mixed, targets = Augment(config).mix(images, labels, 10)
+    mixed, targets = Augment(config).mix(images, F.one_hot(labels, 10).float())
     torch.testing.assert_close(targets.sum(1), torch.ones(64))
     torch.testing.assert_close(targets, mixed.mean((2, 3)))
     assert len(targets.gather(1, labels[:, None]).unique()) > 15

@@ -5,9 +5,11 @@ import io
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,7 +18,6 @@ from datamodules.reviews import ReviewData
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.files import write_text
 from modules.models.bert import BERT_PRESETS, BertMaskedLM
-from tasks.bert.task import divergence
 from tasks.mlm.task import MaskedLMTask
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.model_folders import ROBERTA_TOKENS, save_merges
@@ -39,14 +40,6 @@ def read_table(path: str) -> list[dict[str, str]]:
 
 
 # Steps --------------------------------------------------------------------------------------------
-
-
-def test_divergence_is_the_mean_of_both_directions() -> None:
-    """R-Drop's; golden losses hold that it is added."""
-    one, two = torch.randn(2, 4, 3)
-    p, q = one.log_softmax(-1), two.log_softmax(-1)
-    both = [F.kl_div(a, b, reduction="batchmean", log_target=True) for a, b in ((p, q), (q, p))]
-    torch.testing.assert_close(divergence(one, two), sum(both) / 2)
 
 
 @torch.no_grad()
@@ -76,15 +69,15 @@ def test_metrics_are_those_of_scikit_learn(monkeypatch: Patch) -> None:
 
     drawn: list[tuple[Tensor, list[str]]] = []
 
-    def draw(counts: Tensor, names: list[str], path: Path) -> None:
+    def draw(counts: Tensor, names: list[str], file: BinaryIO) -> None:
         drawn.append((counts, names))
-        path.touch()
+        Image.new("RGB", (4, 4)).save(file, "png")
 
-    monkeypatch.setattr("tasks.classification.draw_confusion", draw)
+    monkeypatch.setattr("tasks.problems.draw_confusion", draw)
     assert run(f"{BERT} --run_dir r", "bert") == 0
     texts, labels = generate()["test"]
     Path("texts.txt").write_text("\n".join(texts))
-    assert run(f"predict {CKPT} --data.predict_path texts.txt", "bert") == 0
+    assert run(f"predict {CKPT} --input texts.txt", "bert") == 0
     rows = read_table("predictions.csv")
     assert [row["text"] for row in rows] == texts
     positive = [float(row["positive"]) for row in rows]
@@ -122,21 +115,22 @@ def test_predict_needs_no_training_data(console: Console, monkeypatch: Patch) ->
     assert not Path("predictions.csv").exists()
     stdin = io.TextIOWrapper(io.BytesIO("not bad at all\nzwölf\n".encode()))
     monkeypatch.setattr(sys, "stdin", stdin)
-    assert run(f"predict {CKPT} --data.predict_path - --run_dir p", "bert") == 0
-    first, second = read_table("p/predictions.csv")
+    assert run(f"predict {CKPT} --input - --output p.csv", "bert") == 0
+    first, second = read_table("p.csv")
     assert (first["text"], second["text"]) == ("not bad at all", "zwölf")
     label = first["label"]
     assert out.startswith(f"{label} (") and f"{label} {float(first[label]):.4f}" in out
-    both = f"predict {CKPT} --text good --data.predict_path lines.txt"
-    console.refused(both, "--text and --data.predict_path", task="bert")
+    both = f"predict {CKPT} --text good --input lines.txt"
+    console.refused(both, "--text and --input", task="bert")
 
     metadata = checkpoint("r")["tessera"]["metadata"]
     assert Path("r/tokenizer.json").read_text() == metadata["tokenizer"]
     words = "not a good film but the film"
     out, _ = console.printed(f"tokenize {CKPT} --text '{words}' --max_length 5", "bert")
-    *tokens, end = out.splitlines()
+    *tokens, total, end = out.splitlines()
     assert [token.split()[0] for token in tokens] == ["[CLS]", "not", "a", "film", "[SEP]"]
-    assert end == f"5 tokens, cut from 9; vocabulary {metadata['vocabulary']}"
+    assert total == f"5 tokens; vocabulary {metadata['vocabulary']}"
+    assert end == "9 tokens: truncated to 5 tokens, keeping head and tail"
     for option in ("kind word", "vocabulary 300", "file t.json", "truncate head"):
         line = f"tokenize {CKPT} --text good --tokenizer.{option}"
         console.refused(line, f"--tokenizer.{option.split()[0]} ", task="bert")

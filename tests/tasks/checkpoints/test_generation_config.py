@@ -223,7 +223,7 @@ def test_files_that_cannot_be_read(content: str, gpt2: Path, console: Console) -
 def test_a_run_from_a_folder_has_its_own_end(gpt2: Path) -> None:
     add_settings({"bad_words_ids": [[5, 6]], "eos_token_id": 9, "max_new_tokens": 3})
     write_corpus(Path("texts"))
-    line = "fit --model.pretrained theirs --data.source files --data.path texts --run_dir r"
+    line = "fit --model.pretrained theirs --data.path texts --run_dir r"
     options = "--trainer.max_steps 1 --data.batch_size 2 --data.max_length 32"
     assert run(f"{line} {options} --model.samples.generation.max_new_tokens 2", "lm") == 0
     model = load_model("r/checkpoints/last.ckpt")

@@ -74,8 +74,8 @@ def test_a_full_disk(
     """Stops the run, at a row of metrics or at a checkpoint; what was saved before is complete."""
     running = server.start(first("plain"), folder, before=f"fill_disk('step', {size})")
     assert running.wait() == [1]
-    (error,) = filter(None, running.output().splitlines())
-    assert named in error and error.startswith("error: ")
+    (error,) = running.errors()
+    assert named in error
     assert checkpoint(folder / "r")["global_step"] == 6
     assert not list((folder / "r").rglob(".*.tmp"))
     server.run("fit --resume r", folder)
@@ -199,7 +199,9 @@ def test_one_process_at_a_time(
 
 # Signals ------------------------------------------------------------------------------------------
 
-RESUME = "python -m tasks.{} fit --resume {}/r"
+RESUME = "python -m tasks.{0} fit --resume {1}/r"
+TEST = "after training, before the results; to test: python -m tasks.{0} test --ckpt_path {1}/r "
+TEST += "--output {1}/r"
 
 
 @pytest.mark.slow
@@ -236,9 +238,9 @@ def test_stopped_and_resumed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point, number, times, said", [
-    ("step", signal.SIGINT, 2, "error: interrupted"),  # the second one stops at once
-    ("test", signal.SIGTERM, 1, RESUME),
-    ("test", signal.SIGINT, 1, "error: interrupted"),
+    ("step", signal.SIGINT, 2, RESUME),  # the second one stops at once
+    ("test", signal.SIGTERM, 1, TEST),
+    *((point, signal.SIGINT, 1, TEST) for point in ("before the test", "test", "results")),
     ("set-up", signal.SIGTERM, 1, "terminated"),
 ])  # fmt: skip
 def test_stopped_at_once(
@@ -248,6 +250,9 @@ def test_stopped_at_once(
     running = server.start(first("plain"), folder, before=before)
     assert running.wait() == [128 + number]
     assert said.format("vit", folder) in running.output().strip().splitlines()[-1]
+    if said == TEST:
+        server.run("test --ckpt_path r --output r", folder)
+        assert (folder / "r/test.json").exists()
     if point == "step":
         assert checkpoint(folder / "r")["global_step"] == 6  # the seventh step is complete
     assert (folder / "r").exists() == (point != "set-up")

@@ -151,7 +151,7 @@ def test_texts_are_no_longer_than_the_window_of_attention(console: Console) -> N
     model = decoder_folder(Path("model"), "MistralForCausalLM", TEXTS, **window)
     Path("text.txt").write_text("".join(TEXTS))
     line = (
-        "fit --data.source files --data.path text.txt --model.samples.every null "
+        "fit --data.path text.txt --model.samples.every null "
         "--trainer.max_steps 2 --data.batch_size 4 --trainer.log_every_n_steps 1"
     )
     assert run(f"{line} --model.pretrained model --run_dir r", "lm") == 0

@@ -98,14 +98,74 @@ def test_help_is_one_screen() -> None:
 
 @pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
 def test_help_of_every_option(command: str, console: Console) -> None:
-    text = " ".join(console.printed(f"{command} --help")[0].split())
-    for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", "--run_dir"):
+    text = " ".join(console.printed(f"{command} --help all")[0].split())
+    written = "--run_dir" if command == "fit" else "--output"
+    for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", written):
         assert option in text
     assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
     assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
     assert "configs/vit/digits.yaml" in text
     assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
     assert "onnx" in console.printed("export --help")[0]
+
+
+@pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm", "seq2seq"])
+def test_help_of_fit_is_two_screens(task: str, console: Console) -> None:
+    text = console.printed("fit --help", task)[0]
+    lines = text.splitlines()
+    assert len(lines) <= 80 and max(map(len, lines)) <= 100
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["data:", "model:", "optimizer:", "training:", "run:", "more:"]
+    options = re.findall(r"^  (--[\w.*]+)", text.partition("\nmore:")[0], re.M)
+    assert len(options) == len(set(options)) > 30
+    assert {"--data.path", "--model.optimizer.lr", "--run_dir", "--config"} <= set(options)
+
+
+@pytest.mark.parametrize("task, command, first, later", [
+    ("bert", "predict", "ckpt_path input text output top_k", "data.skip_bad trainer.devices"),
+    ("vit", "predict", "ckpt_path input output top_k", "data.loading.* trainer.precision"),
+    ("vit", "test", "ckpt_path output", "data.path trainer.limit_test_batches"),
+    ("mlm", "validate", "ckpt_path output", "model.mask.* trainer.limit_val_batches"),
+    ("lm", "test", "ckpt_path output", "data.dataset.* data.loading.*"),
+    ("seq2seq", "test", "ckpt_path output", "data.languages model.decoding.*"),
+])  # fmt: skip
+def test_help_of_using_a_checkpoint_begins_with_its_own_options(
+    task: str, command: str, first: str, later: str, console: Console
+) -> None:
+    text = console.printed(f"{command} --help", task)[0]
+    options = re.findall(r"^  --([\w.*]+)", text.partition("\nmore:")[0], re.M)
+    own = first.split()
+    assert options[: len(own)] == own and set(later.split()) <= set(options)
+    without_effect = ("model.optimizer", "model.net", "model.ema", "trainer.max", "data.batch")
+    assert not [name for name in options if name.startswith(without_effect)]
+    assert "--model.optimizer.lr" in console.printed(f"{command} --help all", task)[0]
+
+
+def test_help_shows_the_values_that_hold(console: Console) -> None:
+    def shown(line: str) -> str:
+        return " ".join(console.printed(line, "bert")[0].split())
+
+    text = shown("fit --help")
+    assert "--trainer.max_epochs 6 " in text and "--model.net.stack.* width 64, " in text
+    text = shown("fit --preset tiny --data.source csv --model.optimizer.lr 0.25 --help")
+    assert "--trainer.max_epochs 5 " in text and "--model.net.stack.* width 128, " in text
+    assert "--model.optimizer.lr 0.25 " in text and "--data.source csv " in text
+
+
+def test_help_without_a_checkpoint_says_where_options_come_from(
+    console: Console, best: Path
+) -> None:
+    for line in ("predict --help model.net", "test --help"):
+        assert "--ckpt_path RUN" in console.printed(line)[0].splitlines()[-1]
+        assert "--ckpt_path RUN" not in console.printed(f"{line} --ckpt_path {best}")[0]
+
+
+def test_help_of_a_topic(console: Console) -> None:
+    for topic in ("optimizer", "model.optimizer"):
+        text = console.printed(f"fit --help {topic}")[0]
+        assert "--model.optimizer.betas" in text and "{adamw,muon}" in text
+        assert "--data" not in text.partition("\n\n")[2].partition("\n\n")[2]
+    console.refused("fit --help dta", "data")
 
 
 # Imports ------------------------------------------------------------------------------------------
@@ -130,7 +190,7 @@ def test_screens_do_not_import_torch(line: str, code: int) -> None:
 @pytest.mark.parametrize(
     "line, unused",
     [
-        ("predict --data.predict_path a.png", {"matplotlib"}),
+        ("predict --input a.png", {"matplotlib"}),
         (
             "export --format safetensors --output a.safetensors",
             {"matplotlib", "pytorch_lightning", "torchmetrics"},
@@ -150,7 +210,7 @@ def test_commands_import_what_they_use(
 def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     done = process(f"fit {SHORT} --run_dir r", cwd=tmp_path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert not imported(done.stdout) & (UNUSED - {"sklearn"})
+    assert not imported(done.stdout) & UNUSED
     assert "epoch 2/2" in done.stdout and "\x1b" not in done.stdout
     for word in ("test/acc", "test/loss", "best.ckpt", "predict --ckpt_path", "run folder"):
         assert word in done.stdout
@@ -186,9 +246,11 @@ def run_on_terminal(line: str, folder: Path) -> tuple[int, str]:
 def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     code, screen = run_on_terminal(f"fit {SHORT} --run_dir r", tmp_path)
     assert code == 0, screen
-    for epoch in (0, 1):
-        assert re.search(rf"Epoch {epoch}/1 +━+.* [1-4]/4 .*train/loss: \d+\.\d+", screen), screen
-    assert re.search(r"val/acc: \d\.\d+", screen) and "epoch 2/2" not in screen
+    for epoch in (1, 2):
+        assert re.search(rf"epoch {epoch}/2 ━+ [1-4]/4 .*loss \d+\.\d+", screen), screen
+        assert re.search(rf"[\r\n]epoch {epoch}/2  step \d+ .*val/acc \d\.\d+", screen), screen
+    bars = re.findall(r"(?:epoch|validation|test) [^\r\n]*?━+ \d+/\d+ \S+(?: loss \S+)?", screen)
+    assert len(bars) > 4 and max(map(len, bars)) <= 80
     assert re.search(r"Results.*test/acc.*run folder.*best checkpoint", screen, re.DOTALL)
 
 

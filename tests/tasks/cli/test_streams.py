@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.cli.text_io import printing_to
 from tests.helpers.command import Console, environment, run
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import SHORT, picture
@@ -36,13 +37,42 @@ def test_closed(closed: str, line: str, code: int, lm_letters: Path) -> None:
     assert (done.stdout == b"") == (" >" in f" {closed}" or code == 2)
 
 
+@pytest.mark.parametrize("line, task", [
+    (f"{GENERATE} --prompt The --num_samples 2 --seed 1", "lm"),
+    (f"{GENERATE} --prompt The --json", "lm"),
+    ("score --ckpt_path {0} --input text.txt", "lm"),
+    ("translate --ckpt_path {1} --text two --text three --nbest 2", "seq2seq"),
+])  # fmt: skip
+def test_output_is_what_would_be_printed(
+    line: str, task: str, lm_letters: Path, translator: Path, console: Console
+) -> None:
+    Path("text.txt").write_text("The lazy dog and the quick one.")
+    line = line.format(lm_letters, translator)
+    printed, _ = console.printed(line, task)
+    out, _ = console.printed(f"{line} --output new/out.txt", task)
+    assert out == "" and Path("new/out.txt").read_text() == printed != ""
+    console.refused(f"{line} --output new", "new is a folder", task=task)
+    Path("file").touch()
+    console.refused(f"{line} --output file/out.txt", "--output", "file", task=task)
+
+
+def test_output_is_written_whole_or_not_at_all() -> None:
+    Path("out.txt").write_text("before")
+    for name in ("out.txt", "new/out.txt"):
+        with pytest.raises(KeyboardInterrupt), printing_to(name):
+            print("half")
+            raise KeyboardInterrupt
+    assert Path("out.txt").read_text() == "before"
+    assert [path.name for path in Path().iterdir()] == ["out.txt"]
+
+
 @pytest.mark.slow
 def test_closed_in_training_and_prediction(tmp_path: Path) -> None:
     """No file that is opened takes the place of a stream."""
     done = shell(f"fit {SHORT} --run_dir r <&- >&- 2>&-", "vit")
     assert done.returncode == 0 and checkpoint("r")["global_step"] == 8
     picture(8, "L").save("a.png")
-    line = "predict --ckpt_path r/checkpoints/best.ckpt --data.predict_path a.png"
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --input a.png"
     assert shell(f"{line} <&- >&- 2>&-", "vit").returncode == 0
     assert Path("predictions.csv").read_text().splitlines()[1].startswith("a.png,")
 
@@ -72,7 +102,7 @@ NOT_UTF8 = os.fsdecode(b"caf\xe9")
 NAMED = {
     f"generate --ckpt_path {NOT_UTF8}": "lm",
     f"generate --ckpt_path x --prompt {NOT_UTF8}": "lm",
-    f"generate --ckpt_path x --prompt_file {NOT_UTF8}": "lm",
+    f"generate --ckpt_path x --input {NOT_UTF8}": "lm",
     NOT_UTF8: "lm",
     f"fit --resume {NOT_UTF8}": "vit",
     f"fit --config {NOT_UTF8}": "vit",
@@ -88,7 +118,7 @@ def test_what_is_not_utf8_is_named(line: str, console: Console) -> None:
 
 def test_predictions_of_files_that_are_not_utf8(best: Path) -> None:
     picture(8, "L").save(f"{NOT_UTF8}.png")
-    assert run(f"predict --ckpt_path {best} --data.predict_path {NOT_UTF8}.png") == 0
+    assert run(f"predict --ckpt_path {best} --input {NOT_UTF8}.png") == 0
     assert Path("predictions.csv").read_bytes().splitlines()[1].startswith(rb"caf\xe9.png,")
 
 

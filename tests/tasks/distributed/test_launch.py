@@ -67,7 +67,6 @@ def environment(monkeypatch: Patch, request: pytest.FixtureRequest) -> None:
     (SRUN_SETS | {"SLURM_JOB_NAME": "bash"}, False, {}, ("auto", 1)),
     (TORCHRUN_SETS, False, {"devices": 3}, "--trainer.devices 3 .*torchrun .*4"),
     (SRUN_SETS, False, {"num_nodes": 3}, "--trainer.num_nodes 3 .*srun .*on 2"),
-    (SRUN_SETS, False, {"command": "predict"}, "srun"),
     ({}, False, {"num_nodes": 2}, "--trainer.num_nodes 2"),
     ({}, False, {"strategy": "ddp_spawn"}, "--trainer.strategy ddp_spawn .*give auto or"),
     ({}, False, {"strategy": SimpleNamespace(class_path="x.FSDPStrategy")}, "FSDP.*give fsdp"),
@@ -78,12 +77,11 @@ def test_devices_and_machines(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     options = Options(**DEFAULTS | given)
-    command = given.get("command", "fit")
     if isinstance(expected, str):
         with pytest.raises(UsageError, match=expected):
-            launch.resolve_devices(options, command)
+            launch.resolve_devices(options)
         return
-    launch.resolve_devices(options, command)
+    launch.resolve_devices(options)
     assert (options.devices, options.num_nodes) == expected
 
 
@@ -111,7 +109,10 @@ def test_how_to_resume(environment: None, started: str) -> None:
 # Two processes ------------------------------------------------------------------------------------
 
 TEXT = FOUR_STEPS.replace("--model.augment.crop_padding 0", "--data.batch_size 4")
-FILES = ".lock config.yaml metrics.csv summary.json confusion.png curves.png checkpoints"
+FILES = (
+    ".lock config.yaml metrics.csv summary.json checkpoints report.csv predictions.csv curves.png "
+    "confusion.png roc.png calibration.png embeddings.png attention.png misclassified.png"
+)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_torchrun_shows_its_own_error_first(tmp_path: Path) -> None:
     (said,) = finish(process)
     assert time.time() - (tmp_path / "ended").stat().st_mtime < 60
     assert process.returncode == 1
-    assert said.startswith("error: ValueError: a bad sample"), said
+    assert errors(said)[0].startswith("error: ValueError: a bad sample"), said
     assert all("another process of this run ended" in line for line in errors(said)[1:])
 
 
@@ -101,7 +101,7 @@ def test_torchrun_does_not_continue_the_run_of_another(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_machines_are_one_run(tmp_path: Path) -> None:
     """By the README's torchrun, here both on one machine, each in a folder of its own."""
-    readme = (ROOT / "README.md").read_text()
+    readme = (ROOT / "tasks/README.md").read_text()
     (line,) = re.findall(r"^    torchrun (--nnodes 2 .*)$", readme, re.MULTILINE)
     endpoint = f"127.0.0.1:{20000 + os.getpid() % 20000}"
     for there, here in (("HOST:29500", endpoint), ("nproc_per_node 4", "nproc_per_node 1")):

@@ -24,7 +24,7 @@ from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from tasks.lm import streaming
 from tasks.lm.architectures import LanguageModel, load_model
-from tasks.lm.score import total_loss, windows
+from tasks.lm.score import total_losses, windows
 from tasks.lm.streaming import TextStream, prompt_tokens
 from tests.helpers.command import ROOT, Console, Patch, run
 from tests.helpers.tiny import write_corpus
@@ -50,7 +50,7 @@ def test_the_seed_decides_whatever_else_is_in_the_batch(lm_bytes: Path, console:
     (two,) = console.objects(f'{line} --prompt "The object" --seed 2', TASK)
     Path("prompts.txt").write_text("A class\n\nA much longer prompt, with a statement in it\n")
     prompts = ["The object", "A class", "A much longer prompt, with a statement in it"]
-    options = '--prompt "The object" --prompt_file prompts.txt --num_samples 2 --seed 1'
+    options = '--prompt "The object" --input prompts.txt --num_samples 2 --seed 1'
     found = console.objects(f"{line} {options}", TASK)
     order = [(prompt, sample) for prompt in prompts for sample in (1, 2)]
     assert [(row["prompt"], row["sample"]) for row in found] == order
@@ -87,8 +87,8 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     ids = np.array(model.tokenizer.encode_batch([text])[0], np.uint16)
     prompt = prompt_tokens(model, "The quick ")
     greedy = greedy_text(model, prompt, 20)
-    exact, _, count = total_loss(model.net, ids, stride=16, batch_size=8)
-    rounded, _, _ = total_loss(prepare(model.net, "int8"), ids, stride=16, batch_size=8)
+    ((exact, _, count),) = total_losses(model.net, [ids], stride=16, batch_size=8)
+    ((rounded, _, _),) = total_losses(prepare(model.net, "int8"), [ids], 16, batch_size=8)
     assert exact / count < 0.7 * math.log(model.net.vocabulary)  # it is trained
     assert 0 < abs(rounded - exact) / count < 0.01
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
@@ -125,7 +125,7 @@ def test_an_empty_prompt_begins_a_document_or_a_line(
     (row,) = console.objects(line, TASK)
     assert row["prompt"] == "" and len(row["text"]) == 9
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The dog\nThe fox\n")))
-    rows = console.objects(f"{line} --prompt_file -", TASK)
+    rows = console.objects(f"{line} --input -", TASK)
     assert [row["prompt"] for row in rows] == ["The dog", "The fox"]
 
 
@@ -190,12 +190,15 @@ def test_beam_search_within_the_context(lm_letters: Path, console: Console) -> N
     assert generated(20, short, long)[0][0] == alone
     (row,), err = generated(5, long)  # 28 + 5, of which the last is not read
     assert (row["prompt"], row["tokens"], row["ended"]) == (long, 5, "length")
-    assert "prompt 1 has 30 tokens" in err and "its last 28 are read" in err
+    assert "prompt 1 has 30 tokens" in err and "truncated to 28 tokens, keeping the tail" in err
     assert row["text"] == generated(5, long[-28:])[0][0]["text"]
     (row,), err = generated(50, short + short)
     assert (row["tokens"], row["ended"]) == (25, "context") and "context of 32 tokens" in err
     (row,), err = generated(50, long)
-    assert (row["tokens"], row["ended"]) == (17, "context") and "its last 16 are read" in err
+    assert (row["tokens"], row["ended"]) == (
+        17,
+        "context",
+    ) and "truncated to 16 tokens, keeping the tail" in err
     console.refused(f'{line} 5 --prompt "{long}" --strict', "--strict", task=TASK)
     assert run(f'{line} 3 --prompt "{long}" --strict', TASK) == 0
 
@@ -204,7 +207,7 @@ def test_a_long_prompt_is_cut_or_refused(lm_letters: Path, console: Console) -> 
     line = f"generate --ckpt_path {lm_letters} --max_new_tokens 5 --temperature 0 --json --prompt"
     long = "The quick brown fox jumps over the lazy dog."
     out, err = console.printed(f'{line} "{long}"', TASK)
-    assert "prompt 1 has 44 tokens" in err and "its last 32 are read" in err
+    assert "prompt 1 has 44 tokens" in err and "truncated to 32 tokens, keeping the tail" in err
     end, _ = console.printed(f'{line} "{long[-32:]}"', TASK)
     assert json.loads(end)["text"] == json.loads(out)["text"]
     console.refused(f'{line} "{long}" --strict', "--strict", task=TASK)
@@ -232,11 +235,15 @@ def test_every_token_counts_once_after_those_of_its_window(
 ) -> None:
     model = load_model(str(lm_letters))
     ids = torch.randint(7, model.net.vocabulary, (size,)).tolist()
-    loss, correct, count = total_loss(model.net, np.array(ids, np.uint16), stride, batch_size=3)
-    assert count == size - 1 and 0 <= correct <= count
-    assert loss == pytest.approx(sum_of_losses(model, ids, stride), rel=1e-5)
-    for inputs, targets in windows(np.arange(size), 8, 3, 2):
-        assert inputs.shape == targets.shape and len(inputs) <= 2
+    texts = [np.array(part, np.uint16) for part in (ids[:2], ids, ids[:40])]
+    for tokens, (loss, correct, count) in zip(
+        texts, total_losses(model.net, texts, stride, batch_size=3), strict=True
+    ):
+        assert count == len(tokens) - 1 and 0 <= correct <= count
+        expected = sum_of_losses(model, tokens.tolist(), stride)
+        assert loss == pytest.approx(expected, rel=1e-5)
+    for inputs, targets in windows(np.arange(size), 8, 3):
+        assert inputs.shape == targets.shape
         assert ((targets == inputs + 1) | (targets == IGNORE_INDEX)).all()
 
 
@@ -245,7 +252,7 @@ def test_the_first_token_does_not_count(
     text: str, size: int, lm_letters: Path, console: Console
 ) -> None:
     Path("text.txt").write_text(text)
-    (found,) = console.objects(f"score --ckpt_path {lm_letters} --data.path text.txt", TASK)
+    (found,) = console.objects(f"score --ckpt_path {lm_letters} --input text.txt", TASK)
     assert found["bytes"] == found["tokens"] == size
     assert found["bits_per_byte"] == pytest.approx(found["loss"] / math.log(2))
 
@@ -256,7 +263,7 @@ def test_score_of_files(lm_bytes: Path, console: Console) -> None:
     model = load_model(str(lm_bytes))
     (ids,) = model.tokenizer.encode_batch([text])
     ids = [model.tokenizer.special_id("bos"), *ids, model.tokenizer.special_id("eos")]
-    line = f"score --ckpt_path {lm_bytes} --data.path"
+    line = f"score --ckpt_path {lm_bytes} --input"
     (found,) = console.objects(f"{line} text.txt.gz", TASK)
     loss = sum_of_losses(model, ids, 16) / (len(ids) - 1)
     size = len(text.encode())

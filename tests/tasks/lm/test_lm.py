@@ -23,13 +23,13 @@ from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
 from tests.helpers.tiny import NO_UPDATES, SMALL_LM, write_corpus
 
-FIT = f"fit {SMALL_LM} --data.source files --data.path texts --data.tokenizer.vocabulary 400"
+FIT = f"fit {SMALL_LM} --data.path texts --data.tokenizer.vocabulary 400"
 
 
 def corpus(folder: str, packing: str) -> CorpusData:
     """The data of a run, with its tokenizer."""
     tokenizer = TokenizerConfig("bpe", 400, 1, False)
-    data = CorpusData("files", "texts", packing, max_length=32, tokenizer=tokenizer)
+    data = CorpusData(None, "texts", packing, max_length=32, tokenizer=tokenizer)
     data.set_metadata(checkpoint(folder)[KEY]["metadata"])
     return data
 
@@ -186,7 +186,7 @@ def test_hugging_face_and_back(kind: str, console: Console) -> None:
     theirs.save_pretrained("theirs", max_shard_size="20KB" if kind == "llama" else "1GB")
     assert (len([*Path("theirs").glob("*.safetensors")]) > 1) == (kind == "llama")
     Path("theirs/tokenizer.json").write_text(tokenizer.to_json())
-    line = f"fit --data.source files --data.path texts --model.pretrained theirs {NO_UPDATES}"
+    line = f"fit --data.path texts --model.pretrained theirs {NO_UPDATES}"
     line += " --trainer.max_steps 1 --model.samples.generation.max_new_tokens 3 --run_dir r"
     with torch.enable_grad():
         assert run(line, "lm") == 0
@@ -225,7 +225,7 @@ def test_an_exported_model_generates_and_scores_as_its_checkpoint(
         for options in (greedy, "--seed 3", f'--prompt "{prompt}" --beams 2'):
             line = f"generate --ckpt_path {source} --max_new_tokens 9 {options}"
             found += console.objects(line, "lm")
-        line = f"score --ckpt_path {source} --data.path text.txt"
+        line = f"score --ckpt_path {source} --input text.txt"
         results.append(found + console.objects(line, "lm"))
     assert results[0] == results[1]
     ours = load_model("theirs")

@@ -128,7 +128,7 @@ def test_a_checkpoint_is_all_that_evaluation_needs(options: str, joint: bool) ->
     model = load_model("r/checkpoints/best.ckpt")
     assert model.net.max_length == 24
     tokenizer = PairTokenizerConfig(**model.metadata["tokenizer_options"])
-    data = TranslationData("files", "moved", "en-up", max_length=24, tokenizer=tokenizer)
+    data = TranslationData("txt", "moved", "en-up", max_length=24, tokenizer=tokenizer)
     data.set_metadata(model.metadata)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))

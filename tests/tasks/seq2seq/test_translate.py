@@ -46,7 +46,7 @@ def by_library(model: TranslationModel, text: str, **options: Any) -> list[tuple
 
 def test_a_file_in_its_order(command: str, model: TranslationModel, console: Console) -> None:
     Path("in.txt").write_text("\n".join(LINES) + "\n", encoding="utf-8-sig")
-    out, err = console.printed(f"{command} --file in.txt --batch_size 2 --beams 3", TASK)
+    out, err = console.printed(f"{command} --input in.txt --batch_size 2 --beams 3", TASK)
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
     assert [line.removesuffix(UNFINISHED) for line in out.split("\n")[:-1]] == expected
     assert len(set(expected)) > 4 and "7 sentences in" in err
@@ -64,7 +64,7 @@ def test_batches_are_sorted_by_length(command: str, console: Console, monkeypatc
     monkeypatch.setattr(Seq2Seq, "encode", watched)
     lines = ["six five four three", "two"] * 4
     Path("in.txt").write_text("\n".join(lines))
-    found = translations(f"{command} --file in.txt --batch_size 2", console)
+    found = translations(f"{command} --input in.txt --batch_size 2", console)
     assert whole == [True] * 4
     assert found == found[:2] * 4 and found[0] != found[1]
 
@@ -81,14 +81,14 @@ def test_a_translation_is_one_line(command: str, console: Console, monkeypatch: 
 def test_texts_and_standard_input(command: str, console: Console, monkeypatch: Patch) -> None:
     texts = LINES[:2]
     expected = [translations(f'{command} --text "{text}"', console)[0] for text in texts]
-    for option in ("", " --file -"):
+    for option in ("", " --input -"):
         stdin = io.TextIOWrapper(io.BytesIO("\r\n".join(texts).encode()))
         monkeypatch.setattr(sys, "stdin", stdin)
         assert translations(f"{command}{option}", console) == expected
     both = " ".join(f'--text "{text}"' for text in texts)
     assert translations(f"{command} {both}", console) == expected
     Path("empty.txt").touch()
-    out, err = console.printed(f"{command} --file empty.txt", TASK)
+    out, err = console.printed(f"{command} --input empty.txt", TASK)
     assert out == "" and "nothing to translate" in err
 
 
@@ -110,17 +110,17 @@ def test_greedy_and_sampled(command: str, model: TranslationModel, console: Cons
     assert translations(f'{command} --text "six two" --quantize int8', console)[0]
     Path("in.txt").write_text("\n".join(LINES))
     line = f"{command} --beams 1 --temperature 3 --top_k 8 --seed"
-    sampled = translations(f"{line} 5 --file in.txt --batch_size 3", console)
+    sampled = translations(f"{line} 5 --input in.txt --batch_size 3", console)
     for number in (0, 1, 4):  # each has its own seed, whatever else is in the batch
         alone = translations(f'{line} {5 + number} --text "{LINES[number]}"', console)
         assert alone == [sampled[number]]
-    assert sampled != translations(f"{line} 6 --file in.txt", console)
+    assert sampled != translations(f"{line} 6 --input in.txt", console)
 
 
 def test_length_limits(command: str, console: Console) -> None:
     words = ["two"] * 40
     out, err = console.printed(f'{command} --text "{" ".join(words)}" --text two', TASK)
-    assert "1 of 2 sentences are longer than the 24 tokens" in err
+    assert "1 of 2 sentences: truncated to 24 tokens, keeping the head" in err
     cut = translations(f'{command} --text "{" ".join(words[:23])}"', console)
     assert out.splitlines()[0] == cut[0]
     line = f'{command} --text "six five four three two" --max_new_tokens'
@@ -157,7 +157,7 @@ def test_labels_of_bytes() -> None:
 
 def test_pictures(translator: Path, console: Console) -> None:
     asked = f'--ckpt_path {translator} --text "six $five$ four"'
-    line = f"attend {asked} --out"
+    line = f"attend {asked} --output"
     out, _ = console.printed(f"{line} new/a.png", TASK)
     assert out.splitlines()[0] == translations(f"translate {asked}", console)[0]
     assert Path("new/a.png").read_bytes().startswith(b"\x89PNG")
@@ -165,7 +165,7 @@ def test_pictures(translator: Path, console: Console) -> None:
     out, _ = console.printed(f'{line} b.svg --target "SIX FIVE"', TASK)
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
     out, _ = console.printed(f'{line} c.png --target "{"SIX " * 30}"', TASK)
-    assert "--target is longer than the 24 tokens" in out
+    assert "--target: truncated to 24 tokens" in out
 
 
 def test_panels(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -103,7 +103,7 @@ def test_checkpoints_are_artifacts(tracked: Path) -> None:
 
 def test_texts_of_a_language_model() -> None:
     write_corpus(Path("texts"))
-    line = f"fit {SMALL_LM} --data.source files --data.path texts --trainer.limit_train_batches 4"
+    line = f"fit {SMALL_LM} --data.path texts --trainer.limit_train_batches 4"
     assert run(f"{line} --model.samples.every 2 {WANDB} --run_dir r", "lm") == 0
     end_run()
     keys = {name for row in history(records(Path("r"))) for name in row}

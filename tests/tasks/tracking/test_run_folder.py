@@ -5,6 +5,7 @@ import shutil
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +14,11 @@ from PIL import Image
 
 from datamodules.sources import LabelledSource
 from tasks.base import Task
-from tasks.tracking import report
+from tasks.tracking import evaluation_figures, report
 from tasks.tracking.metrics_csv import read_rows
 from tasks.tracking.record import RunRecord
-from tasks.tracking.report import write_png
+from tasks.tracking.report import curves_figure, write_png
+from tasks.vit import attend
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
@@ -24,7 +26,21 @@ from tests.helpers.tiny import FEW_STEPS, SHORT, TINY, picture, write_data
 
 pytestmark = pytest.mark.timeout(120)
 RUN_FILES = {
-    *("config.yaml", "metrics.csv", "summary.json", "confusion.png", "curves.png", ".lock"),
+    *(
+        "config.yaml",
+        "metrics.csv",
+        "summary.json",
+        "confusion.png",
+        "curves.png",
+        "report.csv",
+        "predictions.csv",
+        "roc.png",
+        "calibration.png",
+        "embeddings.png",
+        "attention.png",
+        "misclassified.png",
+        ".lock",
+    ),
     *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "checkpoints/previous.ckpt"),
 }
 
@@ -40,11 +56,26 @@ def test_files(finished: Path) -> None:
 
 
 def test_figures(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(report, "write_png", write_png)  # instead of a blank picture
+    """None is blank, and each axis that is shown has a name."""
+    drawn: list[Any] = []
+
+    def keep(figure: Any, path: Any) -> None:
+        drawn.append(figure)
+        write_png(figure, path)
+
+    for module in (report, evaluation_figures, attend):
+        monkeypatch.setattr(module, "write_png", keep)  # instead of a blank picture
     assert run(f"fit {SHORT} --run_dir r") == 0
-    for name in ("confusion.png", "curves.png"):
-        with Image.open(f"r/{name}") as image:
+    pictures = list(Path("r").glob("*.png"))
+    assert len(pictures) == len(drawn) == 7
+    for path in pictures:
+        with Image.open(path) as image:
             assert image.width >= 200 and len(set(image.convert("L").tobytes())) > 2
+    for figure in drawn:
+        for axis in figure.axes:
+            if axis.axison:
+                assert axis.get_xlabel() or figure.get_supxlabel()
+                assert axis.get_ylabel() or figure.get_supylabel()
 
 
 def test_summary(finished: Path) -> None:
@@ -57,6 +88,16 @@ def test_summary(finished: Path) -> None:
     assert found["samples_per_s"] > 0 and found["seconds"] > 0
     assert {"tessera", "python", "torch", "pytorch-lightning"} <= found["versions"].keys()
     assert "git_commit" in found
+    assert found["task"] == "vit" and " fit --" in found["command"]
+    scores = logged(finished, "val/acc")
+    assert found["best val/acc"] == pytest.approx(max(scores), rel=1e-5)
+    assert found["best epoch"] == 1 + scores.index(max(scores))
+    seen = found[
+        "test_samples"
+    ]  # jsonargparse may take 1 batch for 1.0 in a process with other runs
+    assert seen in (256, 359)
+    assert found.get("evaluated") == (f"{seen} of 359 images" if seen < 359 else None)
+    assert "cpu" in found["device"] and len(str(found["test/acc"])) <= 8
 
 
 def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
@@ -229,7 +270,7 @@ def test_exports_and_predictions_replace_links(best: Path) -> None:
     Path("file").write_text("kept")
     for name in ("predictions.csv", "model.safetensors"):
         Path(name).symlink_to("file")
-    assert run(f"predict --ckpt_path {best} --data.predict_path one.png") == 0
+    assert run(f"predict --ckpt_path {best} --input one.png") == 0
     assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 0
     assert Path("file").read_text() == "kept" and not Path("predictions.csv").is_symlink()
 
@@ -252,3 +293,21 @@ def test_metrics_that_are_something_else(content: bytes, run_copy: Path, console
     before = files(run_copy)
     console.refused(RESUME, "metrics.csv", code=1)
     assert files(run_copy) == before
+
+
+def test_curves_are_a_grid_without_constants() -> None:
+    rows = [
+        {"step": str(step), "train/loss": str(1 / step), "train/lr": "0.1", "epoch": "0"}
+        for step in range(1, 50)
+    ]
+    rows += [
+        {"step": step, "val/loss": "0.5", "val/acc": step, "val/f1": step, "val/ece": "0.25"}
+        for step in ("20", "40")
+    ]
+    axes = curves_figure(rows, "val/f1").axes
+    assert [axis.get_ylabel() for axis in axes] == ["loss", "f1", "acc"]
+    train, val = axes[0].lines
+    assert (train.get_marker(), val.get_marker()) == ("", "o")
+    assert [len(line.get_xdata()) for line in axes[0].lines] == [49, 2]
+    assert all(len(axis.lines) == 1 for axis in axes[1:])
+    assert curves_figure([], "val/loss").axes

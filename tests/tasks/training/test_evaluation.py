@@ -17,9 +17,10 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatr
 from datamodules.images import ImageData
 from modules.models.vit import ViT, ViTConfig
 from tasks.base import Task
-from tasks.bert.task import CalibrationError
 from tasks.checkpoints.reading import KEY, load_config, net_weights
 from tasks.text import MeanOf
+from tasks.tracking.class_scores import calibration_error
+from tasks.tracking.evaluated import EvaluatedSamples
 from tasks.training.evaluation import update_metric
 from tasks.training.optim import OptimConfig
 from tests.helpers.command import Console, run
@@ -64,7 +65,7 @@ def predictions(path: str = "predictions.csv") -> list[dict[str, str]]:
 
 
 def test_predictions_of_images(best: Path, console: Console) -> None:
-    line = f"predict --ckpt_path {best} --data.predict_path"
+    line = f"predict --ckpt_path {best} --input"
     picture(8, "L").save("a.png")
     assert run(f"{line} a.png") == 0
     (row,) = predictions()
@@ -78,7 +79,7 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     for mode in ("L", "RGB", "CMYK"):
         picture(11).convert(mode).save(f"images/deeper/{mode}.tif")
     Path("predictions.csv").unlink()
-    assert run(f"{line} images --run_dir out") == 0
+    assert run(f"{line} images --output out/predictions.csv") == 0
     found = predictions("out/predictions.csv")
     assert [Path(row["path"]).stem for row in found] == ["CMYK", "L", "RGB"]
     assert not Path("predictions.csv").exists()
@@ -142,6 +143,8 @@ def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None
     assert alone == {name: value for name, value in found.items() if name.startswith("test/")}
     one_batch = f"test {best} {batches} 5000"  # the second rank and the third have none
     assert evaluate(one_batch, task, 3) == evaluate(one_batch, task, 1)
+    limited = f"test {best} {batches} 2 --trainer.limit_test_batches"
+    assert evaluate(f"{limited} 1", task, 2) == evaluate(f"{limited} 2", task, 1)
 
 
 # Metrics ------------------------------------------------------------------------------------------
@@ -152,10 +155,10 @@ def test_calibration_does_not_depend_on_the_order() -> None:
     labels = torch.randint(3, (5000,))
     found = set()
     for order in (torch.arange(5000), torch.randperm(5000), probabilities[:, 0].argsort()):
-        metric = CalibrationError(3).to(torch.float64)
+        metric = EvaluatedSamples({"ece": calibration_error})
         for part in order.split(700):
-            metric.update(probabilities[part], labels[part])
-        found.add(float(metric.compute().float()))
+            metric.update(probabilities[part], labels[part], part)
+        found.add(float(metric.compute()["ece"].float()))
     assert len(found) == 1
 
 
@@ -179,7 +182,7 @@ def test_means_that_begin_alike_stay_apart() -> None:
     assert task.metrics["val"].compute() == {"val/one": 0.5, "val/two": 1.0}
 
 
-@pytest.mark.parametrize("kind", (CalibrationError, MulticlassAUROC, MulticlassConfusionMatrix))
+@pytest.mark.parametrize("kind", (MulticlassAUROC, MulticlassConfusionMatrix))
 def test_batch_that_does_not_count_adds_nothing(kind: type[Metric]) -> None:
     ours = kind(3)
     theirs = kind(3)

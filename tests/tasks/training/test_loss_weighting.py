@@ -23,11 +23,11 @@ OPTIMIZER = (
 # Nothing is random but the order.
 NO_DROPOUT = "--model.net.stack.depth 1 --model.net.stack.dropout 0 --model.net.stack.drop_path 0"
 NARROW = f"{NO_DROPOUT} --model.net.stack.width 32 --model.net.stack.heads 2"
-LM = f"{SMALL_LM} {NO_DROPOUT} --data.source files --data.path texts"
+LM = f"{SMALL_LM} {NO_DROPOUT} --data.path texts"
 TASKS = {
     "vit": f"{NO_DROPOUT} --model.augment.crop_padding 0 --trainer.limit_val_batches 2",
     "bert": f"{NARROW} --trainer.limit_val_batches 2",
-    "mlm": f"{NARROW} --data.source txt --data.path texts --data.dataset.val_fraction 0.4 "
+    "mlm": f"{NARROW} --data.path texts --data.dataset.val_fraction 0.4 "
     "--data.max_length 44 --data.tokenizer.vocabulary 300",
     "lm": f"{LM} --data.packing documents",
     "lm windows": LM,

@@ -15,6 +15,7 @@ from transformers import optimization
 
 from datamodules.utils.errors import UsageError
 from modules.config import StackConfig
+from modules.kernels import cpu
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.parameter_groups import parameter_depths, parameter_roles
@@ -140,7 +141,7 @@ def test_layer_decay_slows_lower_layers(optimizer: Any, make: Callable[[], nn.Mo
 
 
 def test_equals_separate_torch_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(muon, "matmul_dtype", lambda device: torch.bfloat16)  # as torch's Muon
+    monkeypatch.setattr(muon, "matmul_dtype", lambda *_: torch.bfloat16)  # as torch's Muon
     ours, theirs = tiny_vit(), tiny_vit()
     options = {"momentum": 0.9, "betas": (0.8, 0.95), "schedule": "constant", "warmup": 0}
     built = build(ours, OptimConfig(optimizer="muon", lr=1e-2, muon_lr=3e-2, **options), 5)
@@ -180,6 +181,38 @@ def test_singular_values_come_near_one(shape: tuple[int, ...]) -> None:
     assert not muon.orthogonalize(torch.zeros(shape)).any()
 
 
+@pytest.mark.parametrize("shape", [(2, 48, 100), (3, 200, 64)])
+def test_singular_values_near_zero_stay_small_and_finite(shape: tuple[int, ...]) -> None:
+    matrices = torch.randn(shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    s = torch.logspace(0, -9, s.shape[1], dtype=s.dtype).expand_as(s)
+    matrices = u * s[:, None] @ v
+    found = torch.linalg.svdvals(muon.orthogonalize(matrices.float()))  # (K, M)
+    expected = torch.linalg.svdvals(muon.orthogonalize(matrices)).float()
+    close(found, expected, atol=1e-3)
+    close(muon.iterate(matrices), muon.iterate_on_gram(matrices), atol=1e-10)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_small_matrices_are_orthogonalized_in_float32(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "HAS_BFLOAT16", native)
+    seen = {}
+
+    def record(x: torch.Tensor) -> torch.Tensor:
+        seen[min(x.shape[1:])] = x.dtype
+        return x
+
+    monkeypatch.setattr(muon, "orthogonalize", record)
+    weights = [nn.Parameter(torch.randn(shape)) for shape in ((64, 300), (300, 128))]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    muon.Muon([{"params": weights, "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}]).step()
+    large = torch.bfloat16 if native else torch.float32
+    assert seen == {64: torch.float32, 128: large}
+
+
 def test_filters_are_rows() -> None:
     convolution = nn.Conv2d(4, 6, 3, bias=False)
     linear = nn.Linear(36, 6, bias=False)
@@ -195,7 +228,7 @@ def test_filters_are_rows() -> None:
 def test_matrices_of_one_shape_do_not_mix(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(muon, "matmul_dtype", lambda device: dtype)
+    monkeypatch.setattr(muon, "matmul_dtype", lambda *_: dtype)
     nets = [tiny_vit(), tiny_vit()]
     for net, values in zip(nets, (1, muon.VALUES_AT_ONCE), strict=True):
         monkeypatch.setattr(muon, "VALUES_AT_ONCE", values)  # 1: one matrix after the other

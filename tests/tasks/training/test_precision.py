@@ -3,6 +3,7 @@ number stops a run, or leaves a step out.
 """
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ from tests.helpers.tiny import FEW_STEPS, SHORT, TINY, write_data, write_images
 from tests.tasks.checkpoints.test_kills import end
 
 AFTER = {
-    "vit": ["predict --data.predict_path images"],
+    "vit": ["predict --input images"],
     "bert": ["predict --text good"],
     "mlm": ["test --trainer.limit_test_batches 1"],
-    "lm": ["generate --prompt a", "score --data.path text.txt"],
-    "seq2seq": ["translate --text two", "attend --text two --out a.png"],
+    "lm": ["generate --prompt a", "score --input text.txt"],
+    "seq2seq": ["translate --text two", "attend --text two --output a.png"],
 }
 SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
     "--trainer.plugins pytorch_lightning.plugins.MixedPrecision --trainer.plugins.device cpu "
@@ -139,8 +140,13 @@ def test_norms_sum_in_float32(norm: str, precision: str) -> None:
     if precision == "bf16-true":
         part.bfloat16()
     x = (3 + torch.randn(8, 4096)).bfloat16()  # in bfloat16, sums of so many would stand still
-    with low(precision):
-        found = part(x)
+    torch.set_warn_always(True)
+    try:
+        with low(precision), warnings.catch_warnings():
+            warnings.simplefilter("error")  # of types that no fast kernel takes
+            found = part(x)
+    finally:
+        torch.set_warn_always(False)
     expected = NORMS[norm](4096).double()(x.double())
     torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=ROUNDED)
 

@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from modules.config import StackConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.schema import from_dict
+from tasks.checkpoints.exporting import write_safetensors
+from tasks.problems import external_targets
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
 from tests.helpers.command import Capture, Console, Patch, run
@@ -20,6 +22,7 @@ from tests.helpers.results import checkpoint
 from tests.helpers.tiny import write_images
 from tests.parity.vit import difference, randomise, timm_model
 
+SINGLE = "single_label_classification"
 TINY: Any = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 5}
 DESCRIPTION = {
     "--model.net.pool": "cls",
@@ -41,7 +44,7 @@ def initial(source: str, class_names: list[str]) -> ViT:
     """The network that training from a file starts with."""
     options = pretrained_options(source)["model"]["net"] | {"num_classes": len(class_names)}
     net = ViT(from_dict(ViTConfig, options)).eval()
-    load_pretrained(net, source, {"class_names": class_names})
+    load_pretrained(net, source, {"class_names": class_names, **external_targets(SINGLE)})
     return net
 
 
@@ -147,7 +150,7 @@ def test_a_file_of_a_known_model(name: str, file: str, config: Any, options: Any
 
 UNKNOWN: list[tuple[str, Any]] = [
     (MODEL, {**OF_TEST_VIT, "global_pool": "avg"}),
-    (MODEL, {**OF_TEST_VIT, "model_args": {"act_layer": "relu"}}),
+    (MODEL, {**OF_TEST_VIT, "model_args": {"norm_layer": "rmsnorm"}}),
     (MODEL, {**OF_TEST_VIT, "model_args": {"pretrained": True}}),
     (MODEL, {"architecture": "vit_of_tomorrow"}),
     ("model/test_vit.safetensors", {"architecture": "vit_tiny_patch16_224"}),
@@ -202,21 +205,24 @@ def test_a_damaged_header(header: dict[str, str], named: str, console: Console) 
     console.refused("fit --model.pretrained out.safetensors", named)
 
 
-def test_rows_of_the_classifier_are_ordered_by_the_names_in_the_header(capsys: Capture) -> None:
+@pytest.mark.parametrize("write", [write_timm, write_safetensors])
+def test_rows_of_the_classifier_are_ordered_by_names(write: Any, capsys: Capture) -> None:
     net = randomise(ViT(PLAIN))
     names = ["a", "b", "c", "d", "e"]
-    write_timm(net, {"class_names": names}, Path("out.safetensors"))
+    out = "out.safetensors" if write is write_safetensors else "."
+    pixels = {"mean": [0.5] * 3, "std": [0.5] * 3}
+    write(net, {"class_names": names, **pixels, **external_targets(SINGLE)}, Path(out))
     images = torch.rand(2, 3, 32, 32)
     with torch.inference_mode():
         expected = net(images)[:, [4, 1, 0, 3, 2]]
-        found = initial("out.safetensors", ["e", "b", "a", "d", "c"])(images)
+        found = initial(out, ["e", "b", "a", "d", "c"])(images)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert "anew" not in capsys.readouterr().out
     for others in (["a", "b", "c", "d", "x"], ["a", "b", "c", "d"], ["0", "1", "2", "3", "4"]):
-        other = initial("out.safetensors", others)
+        other = initial(out, others)
         assert "anew" in capsys.readouterr().out
         assert not torch.isin(other.head.linear.weight, net.head.linear.weight).any()
-    assert difference(initial("out.safetensors", names), net) <= 1e-5
+    assert difference(initial(out, names), net) <= 1e-5
 
 
 def test_rows_of_classifiers_of_imagenet_are_ordered_by_synsets(

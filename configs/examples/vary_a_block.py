@@ -1,0 +1,94 @@
+"""Your own block in a Vision Transformer, compared with a block of the library.
+
+    python -m configs.examples.vary_a_block
+
+The block is a feed-forward layer. "GLU Variants Improve Transformer" (Shazeer 2020) replaces
+W2 activation(W1 x) by W2 (activation(W1 x) * V x), where * multiplies elements. The paper finds
+that this also works well without an activation: the "bilinear" layer, W2 (W1 x * V x). Does it
+work on 8 x 8 digits?
+"""
+
+import logging
+import statistics
+import time
+import warnings
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytorch_lightning as pl
+from torch import nn
+
+from datamodules.images import ImageData
+from modules.feedforward import FEEDFORWARDS, FeedForward
+from modules.models.vit import VIT_PRESETS
+from tasks.training.optim import OptimConfig
+from tasks.vit.task import ViTTask
+
+EPOCHS = 5
+SEEDS = (0, 1)
+
+
+class Bilinear(FeedForward):
+    """W2 (W1 x * V x): (B, N, E) -> (B, N, F) -> (B, N, E) (Shazeer 2020, equation 5).
+
+    Three matrices of 2/3 of the hidden width F have as many parameters as two of the whole width.
+    """
+
+    def __init__(self, width: int, hidden: int, bias: bool = True, dropout: float = 0.0) -> None:
+        super().__init__(width, 2 * hidden // 3, bias, dropout, activation=nn.Identity, gated=True)
+
+
+# From now on, `feedforward="bilinear"` works in the config of every model: ViT, BERT, language
+# models, translation. To make it an option of the command line, too, add the name to
+# `FeedForwardName` in modules/config.py.
+FEEDFORWARDS["bilinear"] = Bilinear
+
+
+class Result(NamedTuple):
+    """What one training gave."""
+
+    parameters: int
+    accuracy: float  # on the test digits
+    loss: float
+    seconds: float
+
+
+def train(feedforward: str, seed: int) -> Result:
+    """Trains the network of the preset "digits" with this feed-forward layer."""
+    start = time.perf_counter()
+    pl.seed_everything(seed)  # the same initial weights where shapes agree, and the same batches
+    config = VIT_PRESETS["digits"]
+    stack = replace(config.stack, feedforward=feedforward)
+    task = ViTTask(replace(config, stack=stack), optimizer=OptimConfig(lr=3e-3))
+    data = ImageData("digits")
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(task, data)
+    (metrics,) = trainer.test(task, data, verbose=False)
+    parameters = sum(parameter.numel() for parameter in task.net.parameters())
+    seconds = time.perf_counter() - start
+    return Result(parameters, metrics["test/acc"], metrics["test/loss"], seconds)
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")  # Lightning's advice about workers and loggers
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    logging.getLogger("lightning_fabric").setLevel(logging.ERROR)
+    print(f"{EPOCHS} epochs, means of the seeds {SEEDS}")
+    print(f"{'feed-forward':<14}{'parameters':>10}{'accuracy':>10}{'loss':>8}{'seconds':>9}")
+    for name in ("gelu", "bilinear"):
+        results = [train(name, seed) for seed in SEEDS]
+        parameters, accuracy, loss, seconds = map(statistics.mean, zip(*results, strict=True))
+        print(f"{name:<14}{parameters:>10,}{accuracy:>10.4f}{loss:>8.3f}{seconds:>9.1f}")
+    # The standard error of a fraction p of n samples is sqrt(p (1 - p) / n), for p = 0.93 here.
+    print("The standard error of an accuracy on 359 test digits is about 0.013.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""ONNX: a network as a graph for ONNX Runtime and other programs."""
+
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.utils.extras import extra
+
+
+def write_graph(
+    net: nn.Module,
+    examples: Mapping[str, Tensor],
+    axes: Mapping[int, str],
+    metadata: Mapping[str, Any],
+    path: Path,
+) -> None:
+    """Writes a network as a graph to "logits", with `class_names` in its metadata if there are any.
+
+    Args:
+        net: In evaluation mode.
+        examples: Each input by its name.
+        axes: Names of those axes of all inputs that may have another size than in the examples.
+        metadata: Of the data.
+        path: File to write.
+
+    Raises:
+        UsageError: ONNX is not installed.
+    """
+    with extra("export"):
+        import onnx
+        import onnxscript  # noqa: F401
+    with warnings.catch_warnings():
+        # Axes of several inputs have one name since they are the same; torch warns of each.
+        warnings.filterwarnings("ignore", "# The axis name: .* will not be used", UserWarning)
+        program = torch.onnx.export(
+            net,
+            tuple(examples.values()),
+            dynamo=True,
+            verbose=False,
+            input_names=[*examples],
+            output_names=["logits"],
+            dynamic_shapes={name: dict(axes) for name in examples},
+        )
+    assert program is not None
+    model = program.model_proto
+    if "class_names" in metadata:
+        onnx.helper.set_model_props(model, {"class_names": json.dumps(metadata["class_names"])})
+    onnx.save(model, path)

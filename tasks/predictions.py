@@ -1,0 +1,260 @@
+"""What is predicted for an input, and the files that `predict` writes."""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from datamodules.utils.files import replacing, write_text
+from tasks.errors import UsageError
+from tasks.tracking.csv_files import unique_heads, write_csv
+from tasks.tracking.run_folder import make_folder
+
+
+def likeliest(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
+    """K classes with their probabilities (K,), the likeliest first."""
+    values, order = probabilities.cpu().sort(descending=True, stable=True)  # (K,) each
+    return {names[i]: p for i, p in zip(order.tolist(), values.tolist(), strict=True)}
+
+
+class Predicted(ABC):
+    """Base: what was predicted for one input."""
+
+    @abstractmethod
+    def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
+        """Heads and cells of a row of a table.
+
+        Args:
+            names: Of the K classes, in the order of the columns.
+            top_k: The k likeliest classes only; None: all.
+        """
+
+    @abstractmethod
+    def entry(self, top_k: int | None = None) -> dict[str, Any]:
+        """An object of JSON."""
+
+    @abstractmethod
+    def line(self, top_k: int | None = None) -> str:
+        """The answer for one input, in a line to print."""
+
+    @abstractmethod
+    def answer(self) -> dict[str, Any]:
+        """The answer without the probabilities of other classes, by name."""
+
+
+class Ranked(Predicted):
+    """Base: classes or labels with their probabilities."""
+
+    probabilities: dict[str, float]  # by name, the likeliest first
+
+    def top(self, k: int | None) -> list[tuple[str, float]]:
+        """The k likeliest classes with their probabilities; None: all."""
+        return list(self.probabilities.items())[:k]
+
+    def ranked(self, top_k: int, first: int = 1) -> list[tuple[str, Any]]:
+        """Heads and cells of the k likeliest classes from rank `first` on."""
+        found: list[tuple[str, Any]] = []
+        for rank, (name, probability) in enumerate(self.top(top_k), 1):
+            if rank >= first:
+                found += [(f"label_{rank}", name), (f"probability_{rank}", probability)]
+        return found
+
+
+@dataclass(frozen=True)
+class Prediction(Ranked):
+    """The classes of one input.
+
+    Args:
+        label: The likeliest class.
+        probability: Its probability.
+        probabilities: Of all classes by name, the likeliest first.
+    """
+
+    label: str
+    probability: float
+    probabilities: dict[str, float]
+
+    def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
+        if top_k is None:
+            return [("label", self.label), *((name, self.probabilities[name]) for name in names)]
+        return [*self.answer().items(), *self.ranked(top_k, first=2)]
+
+    def entry(self, top_k: int | None = None) -> dict[str, Any]:
+        return {"label": self.label, "probabilities": rounded(self.top(top_k))}
+
+    def line(self, top_k: int | None = None) -> str:
+        """As in `cat (cat 0.9000, dog 0.1000)`."""
+        return f"{self.label} ({listed(self.top(top_k))})"
+
+    def answer(self) -> dict[str, Any]:
+        return {"label": self.label, "probability": self.probability}
+
+
+@dataclass(frozen=True)
+class LabelSet(Ranked):
+    """The labels of one input that may have several.
+
+    Args:
+        labels: Those with a probability of 0.5 or more, the likeliest first.
+        probabilities: Of all labels by name, the likeliest first.
+    """
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+    def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
+        labels = [*self.answer().items()]
+        if top_k is None:
+            return labels + [(name, self.probabilities[name]) for name in names]
+        return labels + self.ranked(top_k)
+
+    def entry(self, top_k: int | None = None) -> dict[str, Any]:
+        return {"labels": self.labels, "probabilities": rounded(self.top(top_k))}
+
+    def line(self, top_k: int | None = None) -> str:
+        """As in `war, comedy (war 0.9000, comedy 0.7000, art 0.1000)`."""
+        return f"{', '.join(self.labels) or 'no label'} ({listed(self.top(top_k))})"
+
+    def answer(self) -> dict[str, Any]:
+        return {"labels": ",".join(self.labels)}
+
+
+@dataclass(frozen=True)
+class Number(Predicted):
+    """The number of one input.
+
+    Args:
+        value: In the unit of the training data.
+    """
+
+    value: float
+
+    def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
+        return [*self.answer().items()]
+
+    def entry(self, top_k: int | None = None) -> dict[str, Any]:
+        return {"prediction": round(self.value, 6)}
+
+    def line(self, top_k: int | None = None) -> str:
+        return f"{self.value:.4f}"
+
+    def answer(self) -> dict[str, Any]:
+        return {"prediction": self.value}
+
+
+AnyPrediction = Prediction | LabelSet | Number
+
+
+def rounded(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
+    return {name: round(probability, 6) for name, probability in pairs}
+
+
+def listed(pairs: Sequence[tuple[str, float]]) -> str:
+    return ", ".join(f"{name} {probability:.4f}" for name, probability in pairs)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model predicts a text.
+
+    Args:
+        loss: Mean cross entropy of a token, in nats.
+        perplexity: exp(loss).
+        bits_per_byte: Bits that the model needs for a byte of UTF-8.
+        tokens: Number of tokens that were predicted.
+    """
+
+    loss: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+
+    @classmethod
+    def of(cls, loss: float, tokens: int, num_bytes: int) -> "Score":
+        """Returns the score from the sum of the losses of all tokens, and the bytes they encode."""
+        mean = loss / tokens
+        bits = loss / math.log(2)
+        return cls(mean, math.exp(mean), bits / max(1, num_bytes), tokens)
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """Where and how predictions are written.
+
+    Args:
+        path: The file: .csv, .jsonl (an object per line, with the probabilities in one of its own)
+            or .parquet. Its folder is created if it does not exist.
+        top_k: Write the k likeliest classes with their probabilities; None: the likeliest class and
+            the probabilities of all.
+        key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
+            command that was killed can be resumed.
+    """
+
+    path: Path
+    top_k: int | None = None
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        if self.path.suffix not in FORMATS:
+            raise UsageError(
+                f"--output {self.path}: give a name that ends in {' or '.join(FORMATS)}"
+            )
+        if self.path.is_dir():
+            raise UsageError(f"--output {self.path} is a folder: give the name of a file to write")
+        if self.top_k is not None and self.top_k < 1:
+            raise UsageError(f"--top_k {self.top_k} must be at least 1")
+
+    @property
+    def part(self) -> Path | None:
+        """The hidden file beside it that holds the predictions until it is written, with a key."""
+        return self.path.with_name(f".{self.path.name}.part") if self.key else None
+
+    def write(
+        self, column: str, samples: Sequence[str], names: Sequence[str], found: Sequence[Predicted]
+    ) -> None:
+        """Writes a row for each sample, and removes the part file.
+
+        Args:
+            column: Name of the first column, such as "text".
+            samples: Texts or paths.
+            names: Of the K classes.
+            found: What was predicted for each.
+        """
+        make_folder(self.path.parent, "--output")
+        pairs = zip(samples, found, strict=True)
+        if self.path.suffix == ".jsonl":
+            entries = [{column: sample, **one.entry(self.top_k)} for sample, one in pairs]
+            write_json_lines(self.path, entries)
+        else:
+            rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
+            heads = unique_heads([head for head, _ in rows[0]])
+            columns = [[cell for _, cell in cells] for cells in zip(*rows, strict=True)]
+            WRITERS[self.path.suffix](self.path, heads, columns)
+        if self.part is not None:
+            self.part.unlink(missing_ok=True)
+
+
+def write_parquet(path: Path, heads: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrays = [pa.array(column) for column in columns]
+    with replacing(path) as partial:
+        pq.write_table(pa.Table.from_arrays(arrays, names=list(heads)), partial)
+
+
+WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]]], None]] = {
+    ".csv": write_csv,
+    ".parquet": write_parquet,
+}
+FORMATS = (".csv", ".jsonl", ".parquet")
+
+
+def write_json_lines(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    lines = [json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries]
+    write_text(path, "".join(lines))

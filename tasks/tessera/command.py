@@ -1,0 +1,64 @@
+"""The command `tessera TASK COMMAND`: `python -m tasks.TASK COMMAND` in any folder.
+
+A folder with packages named tasks, modules or configs would hide ours from `python -m`.
+"""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
+
+
+def main() -> int:
+    """Run the command line of this process, and return its exit code."""
+    from tasks.cli.main import run_process
+    from tasks.errors import UsageError, exit_status, unknown_name
+
+    task = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if task in TASKS:
+        return run_process(app(task), sys.argv[2:])
+    with exit_status(debug=False) as status:
+        if task == "completion":
+            from tasks.cli.completion import completion
+
+            print(completion(sys.argv[2:], [app(name) for name in TASKS]))
+        elif task == "--version":
+            print(version())
+        elif task in ("-h", "--help", "help"):
+            print(help_screen())
+        else:
+            raise UsageError(unknown_name(task, TASKS, "task"))
+    return status.code
+
+
+def app(task: str) -> Any:
+    """The command line of a task."""
+    return import_module(f"tasks.{task}.__main__").APP
+
+
+def version() -> str:
+    from tasks import __version__
+
+    return f"tessera {__version__}"
+
+
+def help_screen() -> str:
+    """The tasks, one a line."""
+    titles = {task: app(task).title for task in TASKS}
+    lines = [f"  {task:<9}{title.partition(': ')[2]}" for task, title in titles.items()]
+    return "\n".join(
+        [
+            "Tessera: Transformers on PyTorch Lightning",
+            "",
+            "usage: tessera TASK COMMAND [options]",
+            "",
+            "tasks:",
+            *lines,
+            "",
+            "more:",
+            "  tessera TASK --help           the commands of a task",
+            "  tessera TASK COMMAND --help   every option of a command",
+            "  tessera completion bash       a script for tab completion",
+        ]
+    )

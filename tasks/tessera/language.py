@@ -1,0 +1,157 @@
+"""Language models in Python."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.tokenizers import Tokenizer
+from datamodules.utils.errors import UsageError
+from modules.models.gpt import Decoder
+from modules.record import AttentionRecord
+from tasks.lm import architectures
+from tasks.lm.generate import Completion, GenerateOptions, completions, read_by_model
+from tasks.lm.score import check_windows, total_losses
+from tasks.lm.streaming import prompt_tokens
+from tasks.predictions import Score
+
+from .models import Attention, Model, Texts, generation_options, recorded_weights, stacked, texts_of
+
+
+class LanguageModel(Model):
+    """A decoder language model (Radford 2019).
+
+    >>> model = tessera.load(run_folder)
+    >>> text = model.generate("The", max_new_tokens=8, seed=1)
+    >>> text == "".join(model.stream("The", max_new_tokens=8, seed=1))
+    True
+    >>> model.score("The text").perplexity > 1
+    True
+    >>> len(model.score(["The text", "A list of texts"]))
+    2
+    """
+
+    net: Decoder
+
+    def __init__(self, model: architectures.LanguageModel, source: str) -> None:
+        super().__init__(model.net, model.metadata, source)
+        self.model = model
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the training."""
+        return self.model.tokenizer
+
+    @overload
+    def generate(
+        self, prompts: str = "", stop: str | Sequence[str] = (), **options: Any
+    ) -> str: ...
+
+    @overload
+    def generate(
+        self, prompts: Iterable[str], stop: str | Sequence[str] = (), **options: Any
+    ) -> list[str]: ...
+
+    def generate(
+        self, prompts: Texts = "", stop: str | Sequence[str] = (), **options: Any
+    ) -> str | list[str]:
+        """The text that follows a prompt, or a list of the texts that follow several.
+
+        Args:
+            prompts: A text, or a list or a column of a table of texts.
+            stop: String or strings that end a text and are not part of it.
+            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens,
+                temperature, top_k, top_p, seed, beams, ...
+        """
+
+        def run(texts: list[str]) -> list[str]:
+            found = self._start(texts, stop, options)
+            return ["".join(completion.chunks()) for completion in found]
+
+        return texts_of(prompts, run)
+
+    def stream(
+        self, prompt: str = "", stop: str | Sequence[str] = (), **options: Any
+    ) -> Iterator[str]:
+        """Yields the text of `generate` in parts, as early as possible."""
+        return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
+
+    @overload
+    def score(  # type: ignore[overload-overlap]
+        self, texts: str, stride: int | None = None, batch_size: int = 8
+    ) -> Score: ...
+
+    @overload
+    def score(
+        self, texts: Iterable[str], stride: int | None = None, batch_size: int = 8
+    ) -> list[Score]: ...
+
+    def score(
+        self, texts: Texts, stride: int | None = None, batch_size: int = 8
+    ) -> Score | list[Score]:
+        """How well the model predicts each text, as a document of its training data.
+
+        By a sliding window, as `python -m tasks.lm score`.
+
+        Args:
+            texts: A text of at least two tokens, or a list or a column of a table of texts.
+            stride: Tokens between the starts of windows; None: half the context.
+            batch_size: Windows at a time.
+        """
+        step = check_windows(self.net, stride, batch_size)
+        marks = self.model.boundary_tokens
+        begin = [token for token in (marks.prefix, marks.bos) if token is not None]
+        end = [token for token in (marks.eos,) if token is not None]
+
+        def run(many: list[str]) -> list[Score]:
+            rows = [np.array(begin + ids + end) for ids in self.tokenizer.encode_batch(many)]
+            if any(len(row) < 2 for row in rows):
+                raise UsageError("a text has only one token, nothing to predict: give longer ones")
+            found = total_losses(self.net, rows, step, batch_size)
+            scores = []
+            for text, (loss, _, tokens) in zip(many, found, strict=True):
+                size = len(text.encode())
+                if not begin:  # the first token of the text is not predicted
+                    size -= self.tokenizer.first_token_bytes(text)
+                scores.append(Score.of(loss, tokens, size))
+            return scores
+
+        return texts_of(texts, run)
+
+    def embed(self, texts: Texts) -> Tensor:
+        """Mean of the last block's vectors over the tokens: (E,) for one text, (S, E) for several.
+
+        Only the tokens that fit into the context count.
+        """
+        found = texts_of(texts, lambda many: [self._hidden(text).mean(0) for text in many])
+        return stacked(found)
+
+    def attention(self, text: str) -> Attention:
+        """Weights of all layers and heads, with the tokens of the text."""
+        record = AttentionRecord()
+        ids = self._ids(text)
+        self._hidden(text, record)
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        return Attention(recorded_weights(record), tokens, tokens)
+
+    def _start(
+        self, prompts: list[str], stop: str | Sequence[str], options: dict[str, Any]
+    ) -> list[Completion]:
+        given = generation_options(options)
+        stops = [stop] if isinstance(stop, str) else list(stop)
+        asked = GenerateOptions(ckpt_path=self.source, prompt=prompts, stop=stops, **options)
+        tokens, asked = read_by_model(self.model, prompts, asked, given)
+        return completions(self.model, prompts, tokens, replace(asked, num_samples=1))
+
+    def _ids(self, text: str) -> list[int]:
+        return prompt_tokens(self.model, text)[: self.net.max_length]
+
+    @torch.no_grad()
+    def _hidden(self, text: str, record: AttentionRecord | None = None) -> Tensor:
+        """The last block's vectors of the tokens of a text, (N, E)."""
+        tokens = torch.tensor([self._ids(text)], device=self.device)  # (1, N)
+        caches = {} if record is None else {"cache": record}
+        return self.net(tokens, **caches)[0].cpu()

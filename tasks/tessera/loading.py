@@ -1,0 +1,212 @@
+"""Which model a path or a name stands for."""
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args, overload
+
+import torch
+from torch import nn
+
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.generation.quantized import QuantizationName, prepare
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
+from modules.models.vit import ViT, ViTConfig
+from modules.pretrained import bert as bert_weights
+from modules.pretrained import vit as vit_weights
+from modules.pretrained.weights import load_weights
+from tasks.checkpoints.pretrained import (
+    Families,
+    ModelFolder,
+    located,
+    model_folder,
+    read_settings,
+)
+from tasks.checkpoints.reading import (
+    KEY,
+    load_network,
+    read_checkpoint,
+)
+from tasks.errors import UsageError, usage_errors
+from tasks.inference import DeviceName, on_device
+from tasks.lm import architectures as lm
+from tasks.problems import external_targets
+from tasks.seq2seq import architectures as seq2seq
+from tasks.vit.architectures import with_weights
+from tasks.vit.pretrained import distinct
+
+from .images import ImageClassifier
+from .language import LanguageModel
+from .models import Model
+from .texts import MaskedLanguageModel, TextClassifier
+from .translation import Translator
+
+OPTION = "tessera.load"  # in messages, where the command line has the name of an option
+AnyModel = ImageClassifier | TextClassifier | MaskedLanguageModel | LanguageModel | Translator
+OfKind = TypeVar("OfKind", bound=Model)
+# Of tasks with one network: its config, how it is built, and the model in Python.
+NETWORKS: dict[str, tuple[type[Any], Callable[[Any], nn.Module], type[Model]]] = {
+    "vit": (ViTConfig, ViT, ImageClassifier),
+    "bert": (BertConfig, BertClassifier, TextClassifier),
+    "mlm": (BertConfig, BertMaskedLM, MaskedLanguageModel),
+}
+
+
+@overload
+def load(
+    source: str | Path,
+    device: DeviceName = "auto",
+    threads: int | None = None,
+    quantize: QuantizationName | None = None,
+    packed: bool = False,
+) -> AnyModel: ...
+
+
+@overload
+def load(
+    source: str | Path,
+    device: DeviceName = "auto",
+    threads: int | None = None,
+    quantize: QuantizationName | None = None,
+    packed: bool = False,
+    *,
+    kind: type[OfKind],
+) -> OfKind: ...
+
+
+def load(
+    source: str | Path,
+    device: DeviceName = "auto",
+    threads: int | None = None,
+    quantize: QuantizationName | None = None,
+    packed: bool = False,
+    *,
+    kind: type[Model] = Model,
+) -> Model:
+    """Loads a trained model.
+
+    >>> model = tessera.load(run_folder)
+    >>> model.net.training
+    False
+
+    Args:
+        source: A run folder, of which the best checkpoint is taken, or else the last; a checkpoint;
+            a folder of Hugging Face's or timm's layout, as `export` writes them; `hf/<model>` or
+            `timm/<model>`, which are downloaded; or a .safetensors file that `tasks.vit export`
+            wrote.
+        device: Where to compute; "auto": on a GPU if there is one, but int8 on the CPU.
+        threads: Threads of this process on a CPU; None: as they are.
+        quantize: "int8": weights in a quarter of the memory, on a CPU; None: as they are.
+        packed: Lay out the weights of linear layers for fast inference on a CPU. `net` can then be
+            neither trained nor saved.
+        kind: Class that the model must have, such as `tessera.Translator`, so that type checkers
+            know its methods.
+
+    Returns:
+        An `ImageClassifier`, `TextClassifier`, `MaskedLanguageModel`, `LanguageModel` or
+        `Translator`.
+
+    Raises:
+        UsageError: There is no such model, it is of another kind, or it is not supported.
+        DataError: It cannot be downloaded, or its weights are damaged.
+        RunError: Its checkpoint is damaged.
+    """
+    if quantize not in (None, *get_args(QuantizationName)):
+        raise UsageError(f"quantize is {quantize!r}, but must be 'int8' or None.")
+    if threads is not None:
+        if threads < 1:
+            raise UsageError(f"threads is {threads}, but must be at least 1.")
+        torch.set_num_threads(threads)
+    model = find(str(source))
+    if not isinstance(model, kind):
+        raise UsageError(f"{source} is a {type(model).__name__}, not a {kind.__name__}")
+    on_device(model.net, device, quantize)
+    if packed or quantize:
+        with usage_errors(f"quantize={quantize!r}"):
+            prepare(model.net, quantize)
+    return model
+
+
+def find(source: str) -> Model:
+    """Returns the model that a path or a name stands for, on the CPU."""
+    if source.startswith("timm/") or Path(source).suffix == ".safetensors":
+        return image_weights(source)
+    source = located(source, OPTION)
+    if source.startswith("hf/") or Path(source).is_dir():
+        return from_folder(source)
+    return from_checkpoint(source)
+
+
+def from_checkpoint(source: str) -> Model:
+    """Returns the model of a checkpoint that `fit` wrote."""
+    checkpoint = read_checkpoint(source)
+    entry = checkpoint[KEY]
+    task = entry["task"]
+    if task == "lm":
+        return LanguageModel(lm.from_checkpoint(checkpoint), source)
+    if task == "seq2seq":
+        return Translator(seq2seq.from_checkpoint(checkpoint), source)
+    if task not in NETWORKS:
+        raise UsageError(f"checkpoint '{source}' is of task '{task}', which has no Python model")
+    config, build, model = NETWORKS[task]
+    return model(load_network(checkpoint, config, build), entry["metadata"], source)
+
+
+def from_folder(source: str) -> Model:
+    """Returns the model of a folder of Hugging Face's or timm's layout, or of the hub."""
+    path = model_folder(source, OPTION)
+    if "architecture" in read_settings(path, "config.json", OPTION):  # of timm
+        return image_weights(source)
+    families: Families = {
+        **bert_weights.FAMILIES,
+        **lm.FAMILIES,
+        **seq2seq.FAMILIES,
+        **vit_weights.BY_MODEL_TYPE,
+    }
+    folder = ModelFolder(str(path), families, OPTION)
+    if folder.family in vit_weights.BY_MODEL_TYPE:
+        return image_weights(source)
+    if folder.family in lm.FAMILIES:
+        return LanguageModel(lm.load_folder(str(path), OPTION), source)
+    if folder.family in seq2seq.FAMILIES:
+        return Translator(seq2seq.load_folder(str(path), OPTION), source)
+    return from_bert_folder(ModelFolder(str(path), bert_weights.FAMILIES, OPTION), source)
+
+
+def from_bert_folder(folder: ModelFolder, source: str) -> Model:
+    """Returns a text classifier, or else a masked language model, of Hugging Face's BERT."""
+    tokenizer = Tokenizer.from_file(folder.path)
+    config = replace(folder.config, pad_id=tokenizer.special_id("pad"))
+    metadata = {
+        "tokenizer": tokenizer.to_json(),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
+        "vocabulary": tokenizer.vocab_size,
+        "pad_id": config.pad_id,
+        "max_length": config.max_length,
+    }
+    is_classifier = config.num_classes is not None
+    net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
+    with usage_errors(f"{OPTION} {source}"):
+        missing = load_weights(net, folder.weights(), bert_weights.HEADS)
+    if missing:
+        raise UsageError(
+            f"{OPTION} {source}: the file holds the encoder only ({missing[0]} is missing): load a "
+            "model that was saved for classification or masked language modelling"
+        )
+    if not is_classifier:
+        return MaskedLanguageModel(net, metadata, source)
+    names = folder.class_names() or [str(row) for row in range(config.num_classes)]
+    names = distinct(names, range(len(names)))
+    if len(names) != config.num_classes:
+        raise UsageError(
+            f"{OPTION} {source}: config.json names {len(names)} classes, but the classifier has "
+            f"{config.num_classes}: mend id2label"
+        )
+    targets = {"class_names": names, **external_targets(folder.problem_type())}
+    return TextClassifier(net, {**metadata, **targets}, source)
+
+
+def image_weights(source: str) -> ImageClassifier:
+    """Returns a model of images, of timm, Hugging Face or a file of `tasks.vit export`."""
+    net, metadata = with_weights(source, OPTION)
+    return ImageClassifier(net, metadata, source)

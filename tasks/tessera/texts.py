@@ -1,0 +1,206 @@
+"""Text classification and masked language models in Python."""
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
+
+import torch
+from torch import Tensor
+
+from datamodules.tokenizers import Tokenizer, truncation
+from datamodules.utils.errors import UsageError
+from modules.models.bert import BertClassifier, BertMaskedLM
+from modules.pooling import MeanPooling
+from modules.record import AttentionRecord
+from tasks.predictions import AnyPrediction
+
+from .models import (
+    Attention,
+    Classifier,
+    Model,
+    Result,
+    Texts,
+    batched,
+    recorded_weights,
+    stacked,
+    texts_of,
+)
+
+# From tokens and padding mask, both (B, N), to B results.
+Run = Callable[[Tensor, Tensor], Sequence[Result]]
+
+
+class Filling(NamedTuple):
+    """A token for a mask: its text, its probability, and the whole text with it."""
+
+    token: str
+    probability: float
+    text: str
+
+
+class TextModel(Model):
+    """A model of texts with an encoder. Texts longer than its `max_length` are truncated."""
+
+    net: BertClassifier | BertMaskedLM
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the training."""
+        options = self.metadata["tokenizer_options"]
+        return Tokenizer.from_json(self.metadata["tokenizer"], options["truncate"])
+
+    def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
+        """(B, N) -> (B, E), what `embed` returns."""
+        raise NotImplementedError
+
+    def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
+        """A vector of each text: (E,) for one, (S, E) for several."""
+        found = self._run(texts, batch_size, lambda *inputs: list(self.vectors(*inputs).cpu()))
+        return stacked(found)
+
+    @torch.no_grad()
+    def attention(self, text: str) -> Attention:
+        """Weights of all layers and heads, with the tokens of the text."""
+        (ids,) = self._inputs([text])
+        record = AttentionRecord()
+        self.net.encoder(torch.tensor([ids], device=self.device), record=record)
+        tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        return Attention(recorded_weights(record), tokens, tokens)
+
+    @torch.no_grad()
+    def _run(self, texts: Texts, batch_size: int, run: Run[Result]) -> Result | list[Result]:
+        """`run` on batches of texts of similar length; results are in the order of the texts."""
+
+        def all_batches(samples: list[str]) -> list[Result]:
+            rows = self._inputs(samples)
+            order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+            results: dict[int, Result] = {}
+            for part in batched(order, batch_size):
+                found = run(*self._padded([rows[index] for index in part]))
+                results |= zip(part, found, strict=True)
+            return [results[index] for index in range(len(rows))]
+
+        return texts_of(texts, all_batches)
+
+    def _inputs(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of texts, with special tokens; warns of those that are truncated."""
+        limit = self.metadata["max_length"]
+        inputs = [
+            self.tokenizer.build_inputs(ids, limit) for ids in self.tokenizer.encode_batch(texts)
+        ]
+        cut = sum(row.truncated for row in inputs)
+        if cut:
+            what = f"{cut} of {len(texts)} texts"
+            warnings.warn(truncation(what, limit, self.tokenizer.truncation), stacklevel=6)
+        return [row.ids for row in inputs]
+
+    def _padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Tokens and padding mask of B rows, both (B, N)."""
+        lengths = torch.tensor([len(row) for row in rows])  # (B,)
+        tokens = torch.full((len(rows), int(lengths.max())), self.metadata["pad_id"])
+        for number, row in enumerate(rows):
+            tokens[number, : len(row)] = torch.tensor(row)
+        mask = torch.arange(tokens.shape[1]) < lengths[:, None]  # (B, N)
+        return tokens.to(self.device), mask.to(self.device)
+
+
+class TextClassifier(TextModel, Classifier):
+    """A BERT-style classifier (Devlin 2019).
+
+    Methods take one text, or a list or a column of a table of texts.
+
+    >>> model = tessera.load(run_folder)
+    >>> model.predict("a good film").label in model.class_names
+    True
+    >>> model.embed(["a good film", "a bad film"]).shape[0]
+    2
+    """
+
+    net: BertClassifier
+
+    @overload
+    def predict(  # type: ignore[overload-overlap]
+        self, texts: str, batch_size: int = 64
+    ) -> AnyPrediction: ...
+
+    @overload
+    def predict(self, texts: Iterable[str], batch_size: int = 64) -> list[AnyPrediction]: ...
+
+    def predict(self, texts: Texts, batch_size: int = 64) -> AnyPrediction | list[AnyPrediction]:
+        """A `Prediction` for each text, or a `LabelSet` or `Number`, as the model was trained."""
+
+        def run(tokens: Tensor, padding_mask: Tensor) -> list[AnyPrediction]:
+            return self.predicted(self.net(tokens, padding_mask))
+
+        return self._run(texts, batch_size, run)
+
+    def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
+        """The pooled vectors, before the classifier and any layer before it."""
+        return self.net.pool(self.net.encoder(tokens, padding_mask), padding_mask)
+
+
+class MaskedLanguageModel(TextModel):
+    """A BERT-style masked language model (Devlin 2019). `embed` returns means over tokens.
+
+    >>> model = tessera.load(run_folder)
+    >>> (best, *others), = model.fill_mask("a good [MASK]", top_k=5)
+    >>> 0 < best.probability <= 1 and len(others) == 4
+    True
+    """
+
+    net: BertMaskedLM
+
+    @property
+    def mask_token(self) -> str:
+        """What stands for a masked token in `fill_mask`, such as [MASK]."""
+        return self.tokenizer.convert_ids_to_tokens([self.tokenizer.special_id("mask")])[0]
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:
+        """The likeliest tokens for each mask in a text, likeliest first.
+
+        The text that is returned with a token has it in its place, and the other masks as they are.
+        Raises `UsageError` if the text has no mask, or is too long.
+        """
+        pieces = text.split(self.mask_token)
+        if len(pieces) == 1:
+            raise UsageError(f"the text has no {self.mask_token}: put one where a token is to be")
+        if top_k < 1:
+            raise UsageError(f"top_k is {top_k}, but must be at least 1")
+        parts = pieces
+        if not self.tokenizer.is_character_level:  # a space belongs to the word after it
+            parts = [part.rstrip() for part in parts[:-1]] + parts[-1:]
+        ids: list[int] = []
+        places = []
+        for number, part in enumerate(self.tokenizer.encode_batch(parts)):
+            if number:
+                places.append(len(ids) + 1)  # after [CLS]
+                ids.append(self.tokenizer.special_id("mask"))
+            ids += part
+        inputs = self.tokenizer.build_inputs(ids, self.metadata["max_length"])
+        if inputs.truncated:
+            raise UsageError(f"the text has more than {self.metadata['max_length']} tokens")
+        tokens = torch.tensor([inputs.ids], device=self.device)
+        where = torch.tensor(places, device=self.device)
+        probabilities = self.net(tokens, where=where).float().softmax(-1)  # (masks, V)
+        best = probabilities.topk(min(top_k, probabilities.shape[1]))
+        fillings = []
+        for number, (row, values) in enumerate(
+            zip(best.indices.tolist(), best.values.tolist(), strict=True), 1
+        ):
+            before = self.mask_token.join(pieces[:number])
+            after = self.mask_token.join(pieces[number:])
+            words = [self.tokenizer.decode([token]).strip() for token in row]
+            fillings.append(
+                [
+                    Filling(word, probability, f"{before}{word}{after}")
+                    for word, probability in zip(words, values, strict=True)
+                ]
+            )
+        return fillings
+
+    def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
+        """Means of the encoder's vectors."""
+        hidden = self.net.encoder(tokens, padding_mask)  # (B, N, E)
+        return MeanPooling(hidden.shape[-1], 1)(hidden, padding_mask)

@@ -1,0 +1,220 @@
+"""Targets in tables: sets of labels and numbers, in every format; images that a table names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from datamodules.images import ImageData
+from datamodules.reviews import ReviewData
+from datamodules.sources import SOURCES, TEXT_SOURCES, DatasetOptions, TextDatasetOptions
+from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, balanced_sample
+from datamodules.utils.errors import DataError, UsageError
+from tests.helpers.images import save_image
+
+TEXTS = ["a b", "c d", "e f", "g h"]
+SETS: list[list[str]] = [["war", "comedy"], [], ["war"], ["art"]]
+EXPECTED = torch.tensor([[0, 1, 1], [0, 0, 0], [0, 0, 1], [1, 0, 0]]).float()  # art, comedy, war
+
+
+def source(kind: str, path: Path, problem_type: Any, **options: Any) -> Any:
+    return TEXT_SOURCES[kind](str(path), TextDatasetOptions(problem_type=problem_type, **options))
+
+
+def write_sets(folder: Path, form: str) -> tuple[str, Path]:
+    """The texts and their sets of labels in a file; the source that reads it."""
+    path = folder / f"train.{form.partition('_')[0]}"
+    if form == "csv":
+        rows = [f'{text},"{" , ".join(labels)}"' for text, labels in zip(TEXTS, SETS, strict=True)]
+        path.write_text("\n".join(["text,labels", *rows]))
+        return "csv", path
+    if form == "csv_json":
+        path = folder / "train.tsv"
+        rows = [f"{t}\t{json.dumps(s)}" for t, s in zip(TEXTS, SETS, strict=True)]
+        path.write_text("\n".join(["text\tlabels", *rows]))
+        return "csv", path
+    if form == "jsonl":
+        rows = [json.dumps({"text": t, "labels": s}) for t, s in zip(TEXTS, SETS, strict=True)]
+        path.write_text("\n".join(rows))
+        return "jsonl", path
+    if form == "parquet":
+        pq.write_table(pa.table({"text": TEXTS, "labels": SETS}), path)
+        return "hub", path
+    names = ["art", "comedy", "war"]  # parquet_classes: as the hub describes them
+    features = datasets.Features(
+        {
+            "text": datasets.Value("string"),
+            "labels": datasets.Sequence(datasets.ClassLabel(names=names)),
+        }
+    )
+    numbers = [[names.index(label) for label in labels] for labels in SETS]
+    data = datasets.Dataset.from_dict({"text": TEXTS, "labels": numbers}, features=features)
+    path = folder / "train.parquet"
+    data.to_parquet(str(path))
+    return "hub", path
+
+
+@pytest.mark.parametrize("form", ["csv", "csv_json", "jsonl", "parquet", "parquet_classes"])
+def test_sets_of_labels(form: str, tmp_path: Path) -> None:
+    kind, path = write_sets(tmp_path, form)
+    found = source(kind, path, "multi_label_classification")
+    assert found.checked_class_names() == ["art", "comedy", "war"]
+    torch.testing.assert_close(found.labels("train"), EXPECTED)
+
+
+def test_labels_may_be_named_in_another_order_and_separated_by_another_character(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("text,genre\na,war; comedy\nb,art\n")
+    options = {"label_column": "genre", "label_separator": ";"}
+    names = ["war", "art", "comedy"]
+    found = source("csv", path, "multi_label_classification", class_names=names, **options)
+    assert found.labels("train").tolist() == [[1, 0, 1], [0, 1, 0]]
+    names = ["war", "art"]
+    found = source("csv", path, "multi_label_classification", class_names=names, **options)
+    with pytest.raises(DataError, match=r"line 2 .* comedy"):
+        found.labels("train")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_numbers(form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"train.{form}"
+    numbers = [1.5, -2.0, 1e-3, 40.0]
+    if form == "csv":
+        rows = [f"{text},{number}" for text, number in zip(TEXTS, numbers, strict=True)]
+        path.write_text("\n".join(["text,score", *rows]))
+    elif form == "jsonl":
+        rows = [json.dumps({"text": t, "score": s}) for t, s in zip(TEXTS, numbers, strict=True)]
+        path.write_text("\n".join(rows))
+    else:
+        pq.write_table(pa.table({"text": TEXTS, "score": numbers}), path)
+    kind = {"parquet": "hub"}.get(form, form)
+    found = source(kind, path, "regression", label_column="score")
+    assert found.checked_class_names() == ["score"]
+    torch.testing.assert_close(found.labels("train"), torch.tensor(numbers)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"), [("nan", "nan"), ("high", "high"), ("", "no number"), ("1e39", "1e39")]
+)
+def test_bad_numbers_are_named_with_their_line(cell: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(f"text,label\na,1\nb,{cell}\nc,2\n")
+    with pytest.raises(DataError, match=f"line 3 .*{said}"):
+        source("csv", path, "regression").labels("train")
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ([["a", None, " b"], ["", "b"]], [[1, 1], [0, 1]]),
+        ([[0, 1], [1]], [[1, 1], [0, 1]]),
+        ([0, 1], [[1, 0], [0, 1]]),  # a column of whole numbers
+    ],
+)
+def test_entries_of_lists(entries: Any, expected: list[list[int]], tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["x", "y"], "labels": entries}), tmp_path / "train.parquet")
+    found = source("hub", tmp_path / "train.parquet", "multi_label_classification")
+    assert found.labels("train").tolist() == expected
+
+
+def test_a_zero_or_one_for_each_label_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.table({"text": ["x", "y"], "labels": [[0, 1, 1], [1, 0, 0]]}), path)
+    with pytest.raises(DataError, match="row 0 .*twice"):
+        source("hub", path, "multi_label_classification").labels("train")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"label_separator": ""}, "label_separator"),
+        ({"class_names": ["a", "a"]}, "different"),
+    ],
+)
+def test_options_of_labels(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text('text,label\nx,"a,b"\ny,b\n')
+    with pytest.raises((DataError, UsageError), match=said):
+        source("csv", path, "multi_label_classification", **options).checked_class_names()
+
+
+def test_folders_have_classes_only(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "1.txt").write_text("text")
+    with pytest.raises(UsageError, match="one class each"):
+        source("folder", tmp_path, "regression").checked_class_names()
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_images_that_a_table_names(form: str, tmp_path: Path) -> None:
+    """As in Hugging Face's image folders: metadata.csv or metadata.jsonl beside the images."""
+    for split, count in (("train", 6), ("test", 2)):
+        rows = []
+        for i in range(count):
+            save_image(tmp_path / split / f"{i}.png", seed=i)
+            rows.append({"file_name": f"{i}.png", "label": 0.5 * i})
+        lines = ["file_name,label", *(f"{row['file_name']},{row['label']}" for row in rows)]
+        if form == "jsonl":
+            lines = [json.dumps(row) for row in rows]
+        (tmp_path / split / f"metadata.{form}").write_text("\n".join(lines))
+    found = SOURCES[form](str(tmp_path), DatasetOptions(problem_type="regression"))
+    records = found.records("test")
+    assert records is not None and len(records) == 2
+    assert records.labels.tolist() == [[0.0], [0.5]]
+    with Image.open(tmp_path / "test/1.png") as image:
+        assert records.image(1, 3).permute(1, 2, 0).tolist() == np.asarray(image).tolist()
+    options = DatasetOptions(problem_type="regression", val_fraction=0.34)
+    data = ImageData(form, str(tmp_path), image_size=16, dataset=options)  # type: ignore[arg-type]
+    metadata = data.metadata()
+    numbers = data.dataset("train").labels
+    assert metadata["target_mean"] == pytest.approx(float(numbers.mean()))
+    assert metadata["target_std"] == pytest.approx(float(numbers.std(correction=0)))
+    assert len(data.dataset("train")) + len(data.dataset("val")) == 6
+
+
+def test_texts_with_several_labels_reach_the_batches(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    rows = [f'"text {i}","{"x,y" if i % 3 == 0 else "y"}"' for i in range(30)]
+    path.write_text("\n".join(["text,label", *rows]))
+    options = TextDatasetOptions(problem_type="multi_label_classification")
+    data = ReviewData("csv", str(path), dataset=options)
+    assert data.metadata()["class_names"] == ["x", "y"]
+    batch = data.dataset("train")[[0, 1, 2]]
+    assert batch["label"].shape == (3, 2) and batch["label"].dtype == torch.float32
+
+
+# Balanced samples ---------------------------------------------------------------------------------
+
+CLASSES = torch.tensor([5] * 900 + [0] * 90 + [2] * 10)
+
+
+def test_balanced_samples_have_equally_many_of_each_class() -> None:
+    sample = balanced_sample(CLASSES, seed=3, epoch=1)
+    counts = CLASSES[sample].bincount(minlength=6)
+    assert len(sample) == 1000 and counts[[1, 3, 4]].sum() == 0
+    assert ((counts[[0, 2, 5]] - 333).abs() < 75).all()  # five standard deviations
+    assert len(sample[CLASSES[sample] == 5].unique()) > 200  # not a few members again and again
+    assert torch.equal(sample, balanced_sample(CLASSES, seed=3, epoch=1))
+    assert not torch.equal(sample, balanced_sample(CLASSES, seed=3, epoch=2))
+
+
+def test_balanced_batches_of_two_ranks_are_those_of_one() -> None:
+    whole = ResumableBatchSampler(1000, 8, 3, True, balanced=CLASSES)
+    ranks = [ResumableBatchSampler(1000, 4, 3, True, False, r, 2, CLASSES) for r in (0, 1)]
+    for batch, *parts in zip(whole.batches(2), *(rank.batches(2) for rank in ranks), strict=True):
+        assert sorted(batch) == sorted(sum(parts, []))
+    lengths = torch.arange(1000) % 7
+    buckets = BucketBatchSampler(lengths, 8, seed=3, shuffle=True, balanced=CLASSES)
+    drawn = sorted(i for batch in buckets.batches(2) for i in batch)
+    assert drawn == sorted(balanced_sample(CLASSES, 3, 2).tolist())
+    assert all(len(set((lengths[batch]).tolist())) <= 2 for batch in buckets.batches(2))

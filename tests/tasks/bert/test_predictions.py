@@ -1,0 +1,82 @@
+"""`predict`: several texts, the likeliest classes, formats of the file."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from tasks.predictions import PredictionFile
+from tasks.problems import SingleLabel, external_targets
+from tests.helpers.command import Console, run
+from tests.helpers.tiny import NET
+
+PROBABILITIES = torch.tensor([0.25, 0.75])
+FIT = (
+    f"fit {NET} --data.tokenizer.vocabulary 300 --data.batch_size 8 --trainer.max_epochs 1 "
+    "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 0"
+)
+
+
+@pytest.fixture(scope="module")
+def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint."""
+    folder = tmp_path_factory.mktemp("run")
+    assert run(f"{FIT} --run_dir {folder}", "bert") == 0
+    return folder / "checkpoints/best.ckpt"
+
+
+def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> None:
+    line = f'predict --ckpt_path {best} --text "not bad at all" --text "bad, not good" --top_k 1'
+    lines = console.printed(line, "bert")[0].splitlines()
+    assert len(lines) == 2
+    assert all(re.fullmatch(r"(\w+) \(\1 [01]\.\d{4}\)", line) for line in lines)
+    assert not Path("predictions.csv").exists()
+    console.refused(line.replace("--top_k 1", "--top_k 0"), "--top_k", task="bert")
+    console.refused(line.replace("--top_k 1", "--top_k 3"), "--top_k 3", "2 classes", task="bert")
+
+
+@pytest.mark.parametrize("top_k", [None, 1, 2])
+def test_formats_of_predictions(top_k: int | None, console: Console, best: Path) -> None:
+    Path("lines.txt").write_text("not bad\nbad, “quoted”\n")
+    line = f"predict --ckpt_path {best} --input lines.txt"
+    line += "" if top_k is None else f" --top_k {top_k}"
+    for name in ("csv", "jsonl", "parquet"):
+        console.printed(f"{line} --output out/predictions.{name}", "bert")
+    with open("out/predictions.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    read = [
+        {name: cell if isinstance(cell, str) else f"{cell:.6f}" for name, cell in row.items()}
+        for row in pq.read_table("out/predictions.parquet").to_pylist()
+    ]
+    assert read == rows and [row["text"] for row in rows] == ["not bad", "bad, “quoted”"]
+    assert all(len(row) == {None: 4, 1: 3, 2: 5}[top_k] for row in rows)
+    objects = map(json.loads, Path("out/predictions.jsonl").read_text().splitlines())
+    for entry, row in zip(objects, rows, strict=True):
+        assert (entry["text"], entry["label"]) == (row["text"], row["label"])
+        assert len(entry["probabilities"]) == (top_k or 2)
+        first = next(iter(entry["probabilities"].items()))
+        assert first[0] == row["label"] and first[1] >= 0.5
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+def test_classes_that_are_named_like_columns(name: str, tmp_path: Path) -> None:
+    file = PredictionFile(tmp_path / name)
+    names = ["text", "label"]
+    file.write("text", ["hello"], names, [SingleLabel(targets(names)).prediction(PROBABILITIES)])
+    if name.endswith("csv"):
+        (row,) = csv.DictReader((tmp_path / name).read_text().splitlines())
+    else:
+        (row,) = pq.read_table(tmp_path / name).to_pylist()
+    assert list(row) == ["text", "label", "probability_text", "probability_label"]
+    assert row["text"] == "hello" and row["label"] == "label"
+    assert float(row["probability_text"]) == pytest.approx(0.25)
+
+
+def targets(names: list[str]) -> dict[str, Any]:
+    """Metadata of classes."""
+    return {"class_names": names, **external_targets("single_label_classification")}

@@ -1,0 +1,115 @@
+"""What evaluations of classifiers write: reports of classes, confused classes."""
+
+import csv
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sklearn.metrics import precision_recall_fscore_support
+
+from tasks.tracking.class_reports import class_report, most_confused
+from tests.helpers.command import Console, run
+from tests.helpers.tiny import NET
+
+FIGURES = ("confusion", "roc", "calibration", "embeddings", "attention", "misclassified")
+TINY_TEXTS = (
+    "--model.net.stack.width 24 --model.net.stack.depth 1 --model.net.stack.heads 2 "
+    "--model.net.pool mean"
+)
+RESULTS = {"report.csv", "predictions.csv", *(f"{name}.png" for name in FIGURES)}
+
+
+def test_report_equals_that_of_scikit_learn() -> None:
+    names = ["a", "b", "c, d", "never"]
+    truth = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2])
+    guess = torch.tensor([0, 1, 0, 1, 1, 0, 2, 2, 1])
+    counts = torch.zeros(4, 4, dtype=torch.int64)
+    for pair in zip(truth, guess, strict=True):
+        counts[pair] += 1
+    expected = precision_recall_fscore_support(
+        truth, guess, labels=range(4), average=None, zero_division=0.0
+    )
+    first, *columns = class_report(counts, names)
+    assert first == names
+    for column, values in zip(columns, expected, strict=True):
+        assert column == pytest.approx(values.tolist())
+    found = list(zip(*most_confused(counts, names), strict=True))
+    assert found[0] == ("a", "b", 1) and len(found) == 3
+    assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_evaluations_write_into_a_folder(
+    command: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = "--trainer.max_epochs 1 --trainer.limit_train_batches 3 --trainer.limit_val_batches 1"
+    assert run(f"fit {NET} {few} --trainer.limit_test_batches 0 --run_dir r") == 0
+    console.printed(f"{command} --ckpt_path r --output out")
+    split = {"test": "test", "validate": "val"}[command]
+    prefix = {"test": "", "validate": "val_"}[command]
+    names = {f"{prefix}{name}" for name in RESULTS} | {f"{split}.json"}
+    assert {path.name for path in Path("out").iterdir()} == names
+    with open(f"out/{prefix}report.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    sizes = {"test": 359, "val": 143}
+    assert sum(int(row["support"]) for row in rows) == sizes[split]
+    found = json.loads(Path(f"out/{split}.json").read_text())
+    right = sum(float(row["recall"]) * int(row["support"]) for row in rows)
+    assert found[f"{split}/acc"] == pytest.approx(right / sizes[split], abs=1e-3)
+    assert command in found["command"]
+    values = [value for value in found.values() if isinstance(value, float)]
+    assert values and values == [float(f"{value:.6g}") for value in values]  # as in summary.json
+
+
+def labelled_texts(folder: Path, problem_type: str) -> str:
+    """Options of a table of texts with numbers or sets of labels, which the words decide."""
+    values = {"good": 3.0, "bad": -3.0, "long": 1.0, "short": -1.0}
+    rows = []
+    for words in itertools.product(values, repeat=3):
+        number = 100 + sum(values[word] for word in words)
+        labels = ",".join(sorted({word for word in words if word != "long"}))
+        target = number if problem_type == "regression" else f'"{labels}"'
+        rows.append(f"{' '.join(words)},{target}")
+    path = folder / "train.csv"
+    path.write_text("\n".join(["text,target", *rows]))
+    return (
+        f"--data.source csv --data.path {path} --data.dataset.label_column target "
+        f"--model.problem_type {problem_type} --data.dataset.val_fraction 0.3 --data.batch_size 8 "
+        "--data.tokenizer.vocabulary 300 --trainer.max_epochs 12 --model.optimizer.lr 4e-3"
+    )
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "metric", "limit", "figures"),
+    [
+        ("regression", "test/r2", 0.8, {"predicted.png", "embeddings.png"}),
+        ("multi_label_classification", "test/map", 0.9, {"roc.png", "report.csv"}),
+    ],
+)
+def test_texts_of_other_problem_types_are_learned(
+    problem_type: str,
+    metric: str,
+    limit: float,
+    figures: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        run(f"fit {TINY_TEXTS} {labelled_texts(tmp_path, problem_type)} --run_dir r", "bert") == 0
+    )
+    summary = json.loads(Path("r/summary.json").read_text())
+    assert summary[metric] > limit
+    assert {path.name for path in Path("r").iterdir()} >= figures | {"predictions.csv"}
+    rows = list(csv.DictReader(Path("r/predictions.csv").read_text().splitlines()))
+    if problem_type == "regression":
+        errors = [abs(float(row["prediction"]) - float(row["target"])) for row in rows]
+        assert sum(errors) / len(errors) == pytest.approx(summary["test/mae"], rel=1e-3)
+    else:
+        exact = [
+            set(row["labels"].split(",")) == set(row["predictions"].split(",")) for row in rows
+        ]
+        assert sum(exact) / len(exact) == pytest.approx(summary["test/exact_match"], abs=1e-3)

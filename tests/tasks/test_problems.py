@@ -1,0 +1,124 @@
+"""Problem types of classifiers: losses, weights and metrics, against torch and scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import (
+    average_precision_score,
+    f1_score,
+    mean_absolute_error,
+    r2_score,
+    root_mean_squared_error,
+)
+from sklearn.utils.class_weight import compute_class_weight
+from torch.distributions import Bernoulli, Categorical, kl_divergence
+from torch.nn import functional as F
+
+from tasks.errors import UsageError
+from tasks.problems import PROBLEMS, MultiLabel, Problem, Regression, SingleLabel
+
+LABELS = torch.tensor([0, 0, 0, 0, 1, 2, 2, 0])
+
+
+def problem(kind: str, names: tuple[str, ...] = ("a", "b", "c")) -> Problem:
+    return PROBLEMS[kind]({"class_names": names, "target_mean": 40.0, "target_std": 5.0})
+
+
+SINGLE, MULTI, NUMBER = map(problem, PROBLEMS)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    expected = compute_class_weight("balanced", classes=np.arange(3), y=LABELS.numpy())
+    weights = SINGLE.weights("balanced", LABELS)
+    assert weights is not None
+    torch.testing.assert_close(weights, torch.tensor(expected).float())
+    assert float(weights[LABELS].mean()) == pytest.approx(1.0)
+    several = F.one_hot(LABELS, 3).float()
+    found = MULTI.weights("balanced", several)
+    torch.testing.assert_close(found, torch.tensor([3 / 5, 7 / 1, 6 / 2]))
+    assert SINGLE.weights(None, LABELS) is None
+
+
+def test_weighted_loss_is_the_mean_over_samples() -> None:
+    logits = torch.randn(8, 3)
+    weights = torch.tensor([0.5, 2.0, 4.0])
+    each = F.cross_entropy(logits, LABELS, reduction="none")
+    expected = (each * weights[LABELS]).mean()
+    torch.testing.assert_close(SINGLE.loss(logits, LABELS, weights=weights), expected)
+    # Two micro-batches have the same mean as the whole batch.
+    parts = [SINGLE.loss(logits[i : i + 4], LABELS[i : i + 4], weights=weights) for i in (0, 4)]
+    torch.testing.assert_close(sum(parts) / 2, expected)
+    # Dense targets, as mixup makes them, have the same loss.
+    torch.testing.assert_close(SINGLE.loss(logits, SINGLE.dense(LABELS), weights=weights), expected)
+
+
+def test_label_smoothing_of_several_labels() -> None:
+    logits = torch.randn(8, 3)
+    targets = F.one_hot(LABELS, 3).float()
+    smooth = torch.where(targets == 1, 0.95, 0.05)
+    expected = F.binary_cross_entropy(logits.sigmoid(), smooth)
+    torch.testing.assert_close(MULTI.loss(logits, targets, smoothing=0.1), expected)
+
+
+def test_numbers_are_standardised() -> None:
+    targets = torch.tensor([[40.0], [45.0], [30.0]])
+    logits = torch.tensor([[0.0], [1.0], [-2.0]])
+    assert float(NUMBER.loss(logits, targets)) == 0
+    torch.testing.assert_close(NUMBER.predictions(logits), targets)
+    assert float(NUMBER.loss(logits + 1, targets)) == pytest.approx(1.0)
+
+
+def test_divergences_are_means_of_both_directions() -> None:
+    one, two = torch.randn(2, 4, 3)
+    categorical = Categorical(logits=one), Categorical(logits=two)
+    bernoulli = Bernoulli(logits=one), Bernoulli(logits=two)
+    both = [kl_divergence(p, q).mean() for p, q in (categorical, categorical[::-1])]
+    torch.testing.assert_close(SINGLE.divergence(one, two), sum(both) / 2)
+    both = [kl_divergence(p, q).sum(-1).mean() for p, q in (bernoulli, bernoulli[::-1])]
+    torch.testing.assert_close(MULTI.divergence(one, two), sum(both) / 2)
+    assert float(NUMBER.divergence(one, one + 2)) == pytest.approx(4.0)
+
+
+def computed(kind: Problem, logits: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """The metrics after two batches."""
+    metrics = kind.metrics()
+    del metrics["samples"]
+    for metric in metrics.values():
+        for some in (slice(0, 5), slice(5, None)):
+            metric.update(kind.predictions(logits[some]), kind.metric_targets(targets[some]))
+    return {name: float(metric.compute()) for name, metric in metrics.items()}
+
+
+def test_metrics_equal_those_of_scikit_learn() -> None:
+    logits = torch.randn(40, 3)
+    several = (torch.rand(40, 3) < 0.4).float()
+    assert isinstance(MULTI, MultiLabel) and isinstance(NUMBER, Regression)
+    found = computed(MULTI, logits, several)
+    guess = logits > 0
+    assert found["map"] == pytest.approx(average_precision_score(several, logits, average="macro"))
+    assert found["f1"] == pytest.approx(f1_score(several, guess, average="macro"))
+    assert found["exact_match"] == pytest.approx(float((guess == several).all(1).float().mean()))
+
+    numbers = 40 + 5 * torch.randn(40, 1)
+    guess = NUMBER.predictions(logits[:, :1])
+    found = computed(NUMBER, logits[:, :1], numbers)
+    assert found["mae"] == pytest.approx(mean_absolute_error(numbers, guess), rel=1e-5)
+    assert found["rmse"] == pytest.approx(root_mean_squared_error(numbers, guess), rel=1e-5)
+    assert found["r2"] == pytest.approx(r2_score(numbers, guess), rel=1e-4)
+
+
+def test_a_single_number_has_no_r2() -> None:
+    metric = NUMBER.metrics()["r2"]
+    metric.update(torch.tensor([[1.0]]), torch.tensor([[2.0]]))
+    assert torch.isnan(metric.compute())
+
+
+@pytest.mark.parametrize(
+    "given", [[1.0, 2.0], [1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [1.0, float("nan"), 1.0]]
+)
+def test_weights_that_do_not_fit_are_refused(given: list[float]) -> None:
+    assert isinstance(SINGLE, SingleLabel)
+    with pytest.raises(UsageError, match=r"class_weights .* a, b, c"):
+        SINGLE.weights(given, LABELS)
+    with pytest.raises(UsageError, match="regression"):
+        NUMBER.weights(given, LABELS)

@@ -1,0 +1,73 @@
+"""A path alone says what a run reads, and the run keeps to it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tasks.checkpoints.reading import KEY
+from tests.helpers.command import Console, run
+from tests.helpers.results import checkpoint
+from tests.helpers.tables import write
+from tests.helpers.tiny import NET, write_images
+
+FIT = f"fit {NET} --trainer.limit_test_batches 0 --trainer.max_steps 1 --run_dir r"
+TEXTS = f"{FIT} --data.tokenizer.vocabulary 300 --data.batch_size 8 --data.path"
+
+
+def rows(count: int) -> list[dict[str, str]]:
+    return [{"text": f"film {i}", "label": ("bad", "good")[i % 2]} for i in range(count)]
+
+
+def stored_sources() -> set[str]:
+    """Of the run's config and of its checkpoint."""
+    config = yaml.safe_load(Path("r/config.yaml").read_text())
+    return {config["data"]["source"], checkpoint("r")[KEY]["config"]["data"]["source"]}
+
+
+def test_a_run_keeps_the_source_that_its_path_showed(console: Console) -> None:
+    write(Path("d/train.csv"), rows(40))
+    assert run(f"{TEXTS} d", "bert") == 0
+    assert stored_sources() == {"csv"}
+    write(Path("d/train.jsonl"), rows(9))  # now the path does not say which is meant
+    console.refused(f"{TEXTS} d", "--data.source csv or jsonl", task="bert")
+    assert run("fit --resume r --trainer.max_steps 2", "bert") == 0
+    test = "test --ckpt_path r --trainer.limit_test_batches 1"
+    assert run(test, "bert") == 0
+    write(Path("other.jsonl"), rows(30))  # of another kind
+    assert run(f"{test} --data.path other.jsonl", "bert") == 0
+    assert stored_sources() == {"csv"}
+
+
+@pytest.mark.parametrize(
+    ("task", "line", "source"),
+    [
+        ("vit", f"{FIT} --preset digits --model.net.channels null", "digits"),
+        ("vit", f"{FIT} --preset digits --model.net.channels null --data.path images", "folder"),
+        ("mlm", f"{TEXTS} book.txt --data.dataset.val_fraction 0.4", "txt"),
+    ],
+)
+def test_other_tasks(task: str, line: str, source: str) -> None:
+    if "images" in line:
+        write_images(Path("images"))
+    write(Path("book.txt"), "\n\n".join("some words " * 9 for _ in range(9)))
+    assert run(line, task) == 0
+    assert stored_sources() == {source}
+
+
+def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console: Console) -> None:
+    texts = [{"id": str(i), "body": f"film {i}", "stars": 1 + i % 2} for i in range(40)]
+    for split, count in (("train", 40), ("test", 12)):
+        write(Path(f"d/{split}.csv"), texts[:count])
+    columns = "--data.dataset.text_column body"
+    line = FIT.replace("--trainer.limit_test_batches 0", "--trainer.limit_test_batches 1")
+    line += f" --data.tokenizer.vocabulary 300 --data.path d {columns}"
+    out, _ = console.printed(f"{line} --data.dataset.label_column stars", "bert")
+    first = out.splitlines()[0]
+    assert "36 training, 4 validation and 12 test texts, 2 classes" in first
+    assert first.endswith("; text column body, label column stars")
+    for _ in range(2):  # the second reads tokens from the cache
+        shutil.rmtree("r")
+        out, _ = console.printed(f"{line} --data.max_length 8", "lm")
+        assert out.splitlines()[0].endswith("validation rows; text column body")

@@ -1,0 +1,70 @@
+"""The scripts of configs/examples/ run as a reader would run them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import ROOT, environment, python
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "configs/examples").glob("*.py"))
+
+
+def example(name: str, folder: Path, *arguments: str) -> str:
+    """What an example prints."""
+    done = python(f"configs.examples.{name} {' '.join(arguments)}", folder)
+    assert (done.returncode, done.stderr.replace(NO_TEST, "")) == (0, ""), done.stderr
+    return done.stdout
+
+
+NO_TEST = "warning: The data have no test split: the validation split is tested instead.\n"
+
+
+def test_all_are_named_where_readers_look() -> None:
+    assert EXAMPLES == ["attention", "own_images", "vary_a_block"]
+    for page in ("README.md", "configs/README.md"):
+        text = (ROOT / page).read_text()
+        assert all(f"{name}.py" in text for name in EXAMPLES), page
+    for name in EXAMPLES:
+        code = (ROOT / f"configs/examples/{name}.py").read_text()
+        assert 60 <= len(code.splitlines()) <= 110
+        assert f"python -m configs.examples.{name}" in code
+
+
+def test_attention(tmp_path: Path) -> None:
+    shown = example("attention", tmp_path)
+    differences = re.findall(r"(?:all|causal): (\S+)\n", shown)
+    assert len(differences) == 2 and all(float(number) < 1e-5 for number in differences)
+    rows = [line.split() for line in shown.splitlines() if re.fullmatch(r" +(\d\.\d\d *){5}", line)]
+    weights = [[float(cell) for cell in row] for row in rows]
+    assert all(sum(row) == pytest.approx(1, abs=0.03) for row in weights)
+    assert all(weights[n][m] == 0 for n in range(5) for m in range(n + 1, 5))
+
+
+@pytest.mark.slow
+def test_vary_a_block(tmp_path: Path) -> None:
+    shown = example("vary_a_block", tmp_path)
+    rows = re.findall(r"^(\w+) +([\d,]+) +(\d\.\d+) +(\d\.\d+) +\d+\.\d$", shown, re.M)
+    assert [row[0] for row in rows] == ["gelu", "bilinear"]
+    sizes = [int(row[1].replace(",", "")) for row in rows]
+    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
+    assert all(float(accuracy) > 0.85 for _, _, accuracy, _ in rows)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_own_images(tmp_path: Path) -> None:
+    shown = example("own_images", tmp_path, "shapes")
+    answers = re.findall(r"^a (\w+) +is taken for a (\w+) ", shown, re.M)
+    assert len(answers) == 3 and all(drawn == found for drawn, found in answers)
+    assert "(4, 4, 64, 64)" in shown
+    assert len(list((tmp_path / "shapes/images/train").glob("*/*.png"))) == 120
+
+
+@pytest.mark.slow
+def test_a_file_runs_like_its_module(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "configs/examples/attention.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "They are the same."), done.stderr
