@@ -53,6 +53,8 @@ class SignalHandler:
             os._exit(128 + number)
         else:
             self.raised = number
+            # torch's handler would raise, too, for data workers that the signal has ended
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
 
     def is_launched(self) -> bool:

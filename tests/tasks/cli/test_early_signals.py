@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.helpers.command import ROOT, environment
+from tests.helpers.launched import gone
 from tests.helpers.tiny import SHORT
 
 NEVER = ("Traceback", "terminate called", "RecursionError", "Fatal", "Exception ignored")
@@ -46,7 +47,7 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def has(pid: int, name: str) -> bool:
-    """Whether SIGTERM is in a mask of a process: "SigCgt", handled; "SigBlk", blocked."""
+    """Whether SIGTERM is in a mask of a process, such as "SigCgt", the signals that it handles."""
     (mask,) = re.findall(rf"{name}:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
 
@@ -97,22 +98,22 @@ def test_a_few_moments(
 
 
 @pytest.mark.slow
-def test_a_launched_process_that_starts(tmp_path: Path) -> None:
-    """It has no handlers yet, and the process that launched it waits for it in C++."""
+@pytest.mark.parametrize("delay", [0.0, 0.015, 0.1])
+def test_a_launched_process_that_starts(delay: float, tmp_path: Path) -> None:
+    """It has no handlers yet, and the process that launched it may wait for it in C++."""
     process = start(TWO, tmp_path / "here")
     try:
         child = launched(process)
-        assert has(child, "SigBlk")
-        time.sleep(0.015)  # until the first process waits
+        time.sleep(delay)
         os.killpg(process.pid, signal.SIGTERM)
-        unblocked = False
-        while process.poll() is None and not unblocked:
-            with suppress(OSError):  # it has ended
-                unblocked = not has(child, "SigBlk")
-        assert unblocked
         assert process.wait(90) == 128 + signal.SIGTERM
+        for _ in range(100):
+            if gone(child):
+                break
+            time.sleep(0.1)
+        assert gone(child)
     finally:
-        if process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert (tmp_path / "here" / "err").read_text() == "terminated\n"
 
@@ -160,6 +161,42 @@ def test_in_an_import_and_after_the_end(module: str, code: str, line: str, numbe
     assert done.returncode == 128 + number
     assert done.stderr in ("error: interrupted\n", "terminated\n")
     assert done.stdout.startswith("tessera ") == (line == "--version")
+
+
+DATA_WORKERS = """
+import os, signal, time
+from torch.utils.data import DataLoader
+from tasks.cli.signals import SIGNALS, Stopped
+
+class Samples:
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        time.sleep(index)
+        return index
+
+SIGNALS.install()
+with SIGNALS.raising():
+    loader = iter(DataLoader(Samples(), num_workers=2))
+    next(loader)
+    try:
+        print(flush=True)
+        time.sleep(20)
+    except Stopped:
+        time.sleep(0.5)  # until the workers have ended
+        del loader
+"""
+
+
+def test_data_workers_that_get_the_signal_too() -> None:
+    command = [sys.executable, "-c", DATA_WORKERS]
+    with subprocess.Popen(
+        command, env=own(), stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.killpg(process.pid, signal.SIGTERM)
+        assert (process.communicate()[1], process.returncode) == ("", 0)
 
 
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
