@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from mypy import api
 
+from tests.helpers.command import ROOT
+
 USER_SCRIPT = """
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +71,9 @@ def test_a_users_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Its only errors are those that its comments announce."""
     (tmp_path / "script.py").write_text(USER_SCRIPT)
     monkeypatch.chdir(tmp_path)  # away from the settings in pyproject.toml
+    for package in ("tasks", "modules", "datamodules"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    (tmp_path / "tessera").symlink_to(ROOT / "tasks/tessera")
     options = ["--python-version", "3.11", "--ignore-missing-imports", "--follow-imports", "silent"]
     printed, problems, _ = api.run([*options, "script.py"])
     assert problems == ""
