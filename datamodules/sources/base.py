@@ -62,6 +62,7 @@ class Source:
     alternatives: Mapping[str, type["Source"]] = {}  # the sources of its task, by name
     option_prefix = "--data.dataset"  # of its options on the command line
     path_option = "--data.path"  # the option that names its path
+    unseen = False  # whether a model is evaluated that was trained on other data
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path = path
@@ -102,6 +103,10 @@ class Source:
     def has(self, split: str) -> bool:
         """Whether the data have this split of their own."""
         raise NotImplementedError
+
+    def is_evaluated_whole(self, split: str) -> bool:
+        """Whether all samples are "val" or "test": of unseen data that are not split."""
+        return self.unseen and split != "train" and not (self.has("val") or self.has("test"))
 
     def warn_untested(self) -> None:
         """Says once that the data have no test split."""

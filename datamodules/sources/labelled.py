@@ -92,10 +92,11 @@ class LabelledSource(Source, Generic[S]):
 
         Without a validation split, it is `val_fraction` of each class of the training split, or of
         all samples if they do not have one class each;
-        without a test split, the validation split is tested, with a warning. Raises `UsageError` if
-        there is no training split, or it is too small to hold samples out.
+        without a test split, the validation split is tested, with a warning. Of `unseen` data that
+        are not split, both are all samples. Raises `UsageError` if there is no training split, or
+        it is too small to hold samples out.
         """
-        found = self.records(split)
+        found = self.records("train" if self.is_evaluated_whole(split) else split)
         if found is not None and (split != "train" or self.has("val")):
             return found
         if split == "test":

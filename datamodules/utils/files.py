@@ -79,6 +79,20 @@ def path_fault(path: str | os.PathLike) -> str | None:
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
+def may_hold(path: str | None, saved: str | None) -> bool:
+    """Whether a path may be, or be a folder around, one that was saved, perhaps in another folder.
+
+    A saved relative path that does not exist here may be any of its name.
+    """
+    if path is None or saved is None:
+        return path == saved
+    saved_path = Path(saved).resolve()
+    if Path(path).resolve() in (saved_path, *saved_path.parents):
+        return True
+    is_elsewhere = not Path(saved).is_absolute() and not saved_path.exists()
+    return is_elsewhere and Path(path).exists() and Path(path).name == Path(saved).name
+
+
 def regular_files(
     folder: Path,
     reject: Callable[[str, str], None],

@@ -16,7 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.sources import choose_source
-from datamodules.utils.files import write_text
+from datamodules.utils.files import may_hold, write_text
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
@@ -34,7 +34,7 @@ from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import RunRecord, rounded
+from tasks.tracking.record import EvaluatedData, RunRecord, rounded
 from tasks.tracking.report import (
     limited_evaluation,
     print_results,
@@ -213,8 +213,10 @@ class TaskCLI(LightningCLI):
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
             "strategy": launch.strategy(options.strategy),
         }
-        if self.command in ("validate", "test") and self.config.output:
-            callbacks.append(MediaLogger())
+        if self.command in ("validate", "test"):
+            callbacks.append(EvaluatedData())
+            if self.config.output:
+                callbacks.append(MediaLogger())
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
@@ -259,6 +261,9 @@ class TaskCLI(LightningCLI):
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
+        if self.command in ("validate", "test"):
+            trained = self.invocation.saved_options["data"].get("path")
+            self.datamodule.source.unseen = not may_hold(self.config.data.path, trained)
         self.invocation.checkpoint = None
 
     def fit(self) -> None:
