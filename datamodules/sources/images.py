@@ -109,7 +109,8 @@ class ImageTables(LabelledTables[Records]):
 
     @property
     def cell_types(self) -> CellTypes:
-        return {self._image_columns: (str,), **self.label_cells}
+        found: CellTypes = {self._image_columns: (str,)}
+        return {**found, **self.label_cells} if self.labelled else found
 
     @property
     def _image_columns(self) -> tuple[str, ...]:
@@ -120,6 +121,11 @@ class ImageTables(LabelledTables[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
+        files = self.files(split)
+        return Records(files, self.labels(split), torch.arange(len(files)))
+
+    def files(self, split: str) -> list[Path]:
+        """The image of each row. Raises `DataError` if a row names none."""
         table = self.table(split)
         schema = table.columns.schema
         name = self.find_column(
@@ -130,9 +136,7 @@ class ImageTables(LabelledTables[Records]):
         if None in cells:
             row = table.name(cells.index(None))
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
-        return Records(
-            [folder / cell for cell in cells], self.labels(split), torch.arange(len(cells))
-        )
+        return [folder / cell for cell in cells]
 
 
 class ImageCsv(ImageTables):

@@ -68,6 +68,7 @@ class LabelledSource(Source, Generic[S]):
     """Base: subclasses have class names, and read the samples of a split."""
 
     checkpoint_classes: list[str] | None = None  # of the model that is tested or resumed
+    labelled = True  # whether targets are read
     needs_every_class = True  # whether the training split must have samples of each class
     problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
 

@@ -117,7 +117,6 @@ class TextSource(LabelledSource[TextSamples]):
     """
 
     noun = "texts"
-    labelled = True
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)

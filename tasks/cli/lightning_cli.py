@@ -190,6 +190,8 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
+        if self.command == "predict":  # --input need not be of the source of the training
+            return
         saved = flat(self.invocation.saved_options)
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
