@@ -10,6 +10,7 @@ from torchmetrics import Metric
 
 from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
+from datamodules.sources.base import shortened
 from tasks.base import Batch, Task
 from tasks.distributed.predicting import predicted
 from tasks.errors import UsageError
@@ -140,10 +141,10 @@ class ClassifierTask(Task):
         return [names[i] for i in indices], [self.problem.prediction(row) for row in rows]
 
     def save_predictions(
-        self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], skipped: int
+        self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], bad: list[str]
     ) -> None:
-        """Writes what `predict_inputs` returned; says where, and how many inputs were skipped."""
+        """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
         column, noun, bad_ones = self.input_names
         file.write(column, inputs, self.class_names, found)
-        note = f", {skipped} bad {bad_ones} skipped" if skipped else ""
+        note = f", {len(bad)} bad {bad_ones} skipped: {shortened(bad)}" if bad else ""
         print(f"predictions for {counted(len(inputs), noun)} are in {file.path}{note}")

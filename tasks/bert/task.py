@@ -101,7 +101,7 @@ class BertTask(TextTask, ClassifierTask):
             for one in predictions:
                 print(one.line(file.top_k))
             return
-        self.save_predictions(file, texts, predictions, len(datamodule.skipped))
+        self.save_predictions(file, texts, predictions, datamodule.skipped)
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> Tensor:

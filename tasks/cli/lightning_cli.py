@@ -38,6 +38,7 @@ from tasks.tracking.record import EvaluatedData, RunRecord, rounded
 from tasks.tracking.report import (
     limited_evaluation,
     print_results,
+    print_skipped,
     print_texts,
     skipped_samples,
 )
@@ -331,6 +332,7 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
+        print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
@@ -356,6 +358,7 @@ class TaskCLI(LightningCLI):
                     self.model.save_results(folder, split)
                     result = rounded({"command": self.invocation.command_line, **found})
                     write_text(folder / f"{split}.json", json.dumps(result, indent=2))
+                print_skipped(self.datamodule)
                 print_results(found)
 
     def predict(self) -> None:

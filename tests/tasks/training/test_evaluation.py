@@ -87,7 +87,7 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     Path("images/bad.png").write_bytes(b"not an image")
     console.refused(f"{line} images", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
-    assert "1 bad files skipped" in out and len(predictions()) == 3
+    assert "1 bad files skipped: images/bad.png" in out and len(predictions()) == 3
 
 
 @pytest.mark.parametrize("name", ["d/asked.csv", "d/asked.jsonl"])
