@@ -88,6 +88,10 @@ class LabelColumn:
         labels = pc.utf8_trim_whitespace(labels)
         return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
 
+    def add_or_remove(self) -> str:
+        """What helps if a label is in no sample of the training split."""
+        return f"add training {self.source.noun} with this label, or remove such rows"
+
     @property
     def first_split(self) -> str:
         """The training split, or without one the first of the others."""
@@ -171,9 +175,10 @@ class ClassColumn(LabelColumn):
             label = self.texts(split)[unknown[0]].as_py()
             fault = "has no label" if label is None else f"has the label {label}"
             names = self.source.class_names
+            advice = "" if label is None or split == "train" else f"; {self.add_or_remove()}"
             raise DataError(
                 f"{table.name(unknown[0])} {fault}, but needs one of the {len(names)} classes: "
-                f"{shortened(names)}."
+                f"{shortened(names)}{advice}."
             )
         return indices
 
@@ -208,9 +213,10 @@ class LabelSets(LabelColumn):
             for label in found:
                 if label not in index:
                     names = self.source.class_names
+                    advice = "" if split == "train" else f"; {self.add_or_remove()}"
                     raise DataError(
-                        f"{self.source.table(split).name(row)} has the label {label[:40]}, "
-                        f"which is none of the {len(names)} labels: {shortened(names)}."
+                        f"{self.source.table(split).name(row)} has the label {label[:40]}, which "
+                        f"is none of the {len(names)} labels: {shortened(names)}{advice}."
                     )
                 labels[row, index[label]] = 1
         return labels

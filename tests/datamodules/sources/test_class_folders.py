@@ -148,6 +148,38 @@ def test_labels_of_a_table_mean_the_classes_of_the_model(
     assert all(label == (1, 3)[int(text.split()[1]) % 2] for text, label in labels.items())
 
 
+@pytest.mark.parametrize("kind", ["csv", "folder"])
+def test_a_class_without_training_texts(kind: str) -> None:
+    """Naming it as a class does not help; texts of it do, and so does removing it."""
+
+    def add(split: str, name: str) -> None:
+        texts.setdefault(split, []).append({"text": f"a {name}", "label": name})
+        for split, rows in texts.items():
+            if kind == "csv":
+                write(Path("d", f"{split}.csv"), rows)
+            for i, row in enumerate(rows if kind == "folder" else []):
+                write(Path("d", split, row["label"], f"{i}.txt"), row["text"])
+
+    def tested(**options: Any) -> int:
+        source = open_source(TEXT_SOURCES, None, "d", TextDatasetOptions(**options))
+        source.checked_class_names()
+        source.records("train")
+        return len(source.split("test"))
+
+    texts: dict[str, list[dict[str, Any]]] = {}
+    for name in ("ant", "bee", "ant", "bee"):
+        add("train", name)
+    for name in ("ant", "wolf"):
+        add("test", name)
+    advice = {"csv": "add training texts", "folder": "put training texts into d/train/wolf"}
+    with refused(Exception, "wolf", advice[kind], "or remove"):
+        tested()
+    with refused(UsageError, "class wolf", "--data.dataset.class_names", "the other splits"):
+        tested(class_names=["ant", "bee", "wolf"])
+    add("train", "wolf")
+    assert tested() == 2
+
+
 def test_numbers_that_are_no_class_of_the_model_are_refused() -> None:
     """Stars from 0 on are not taken for positions among the classes 1 to 5."""
     metadata = trained(STARS)
