@@ -69,7 +69,7 @@ class Source:
         self.options = options
         self.skip_bad = skip_bad
         self.skipped: list[str] = []  # names of the samples that were skipped
-        self._is_untested = False  # whether the user was told so
+        self._warned: set[str] = set()  # what the user was told
         self._columns: dict[str, str] = {}  # that were found, by the option that chooses them
 
     @classmethod
@@ -110,9 +110,13 @@ class Source:
 
     def warn_untested(self) -> None:
         """Says once that the data have no test split."""
-        if not self._is_untested:
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
-        self._is_untested = True
+        self.warn_once("The data have no test split: the validation split is tested instead.")
+
+    def warn_once(self, message: str) -> None:
+        """Warns, unless this source has done so."""
+        if message not in self._warned:
+            rank_zero_warn(message)
+        self._warned.add(message)
 
     # Samples that cannot be used.
 
@@ -169,13 +173,17 @@ class Source:
             advice: What else may help if the column is missing.
 
         Raises:
-            UsageError: The table has none of them, or it has another type.
+            UsageError: The table has none of them, it has another type, or another option chooses
+                it, too.
             DataError: It has several of that name.
         """
         fitting = [field.name for field in schema if fits(field.type)]
         choose = f"no column holds {content}"
         if fitting:
             choose = f"set {self.option_prefix}.{option} to one of {', '.join(fitting)}"
+        lower = [name.lower() for name in candidates]
+        if similar := [name for name in fitting if name.lower() in lower]:
+            choose = f"set {self.option_prefix}.{option} {similar[0]}"
         name = next((name for name in candidates if name in schema.names), None)
         if name is None:
             wanted = candidates[0] if candidates else f"of {content}"
@@ -188,6 +196,12 @@ class Source:
             raise UsageError(
                 f"column {name} of {self.origin} holds {str(kind)[:40]}, not {content}: {choose}."
             )
+        for other, column in self._columns.items():
+            if column == name and other != option:
+                raise UsageError(
+                    f"column {name} of {self.origin} is both {other} and {option}: set "
+                    f"{self.option_prefix}.{other} or {option} to another column."
+                )
         self._columns[option] = name
         return name
 

@@ -42,9 +42,12 @@ class TextHub(LabelledTables[TextSamples], TextSource):
 
     def read(self, split: str) -> TextSamples:
         table = self.table(split)
-        texts = table.columns.column(text_column(self, table.columns.schema))
+        texts = table.columns.column(self.sample_column(table.columns.schema))
         labels = None if split == "unlabelled" else self.labels(split)
         return text_samples(texts, table.rows, where=table.where, labels=labels)
+
+    def sample_column(self, schema: pa.Schema) -> str:
+        return text_column(self, schema)
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64; for pretraining they are not checked, and 0 without a column of classes."""
