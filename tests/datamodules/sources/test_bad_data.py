@@ -1,6 +1,7 @@
 """Bad texts, pairs and documents are named by line and option, or skipped and counted."""
 
 import gzip
+import subprocess
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,19 @@ def test_bad_samples_are_named_or_skipped_and_counted(case: Any) -> None:
     for _ in range(2):  # what is skipped is counted anew
         source = build(command, skip_bad=True)
         assert count(source) == 20 and set(source.skipped) == {location}
+
+
+@pytest.mark.parametrize("command", ["texts csv d", "texts folder d", "documents txt d"])
+def test_other_encodings_are_converted_by_the_command_in_the_message(command: str) -> None:
+    suffix = ".csv" if "csv" in command else ".txt"
+    content = "text,label\nfine,bad\ncafé,good\n"
+    path = write(Path("d/train/bad", f"a b{suffix}"), content.encode("cp1252"))
+    write(Path("d/train/good/a.txt"), "fine")
+    with refused(DataError, "line 3", str(path), "--data.skip_bad true") as caught:
+        count(build(command))
+    shell = str(caught.value).split("`")[1]
+    subprocess.run(shell, shell=True, check=True)
+    assert Path(f"new{suffix}").read_text(encoding="utf-8") == content
 
 
 def validation(line: str) -> Files:
