@@ -233,9 +233,11 @@ def files_at(path: Path) -> Iterator[Path]:
     """A file, or those below a folder, relative to it; of many of a kind in a folder, a few."""
     if not path.is_dir():
         yield Path(path.name)
-    for root, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for root, folders, names in os.walk(path, followlinks=True):
         folder = Path(root).relative_to(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if len(folder.parts) > 1:  # links are followed where splits and classes may lie
+            folders[:] = [name for name in folders if not Path(root, name).is_symlink()]
         visible = sorted(n for n in names if not n.startswith(".") and n not in METADATA)
         if folder.parts:  # one of each kind and split is enough
             kinds = {(split_of(Path(n)), *n.rsplit(".", 2)[1:]): n for n in reversed(visible)}

@@ -11,6 +11,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from datamodules.utils.splits import split_of
+
 IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
@@ -100,8 +102,9 @@ def regular_files(
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to them, sorted; no hidden ones.
 
-    `reject` is called with a name and what is wrong with it, for folders that cannot be read, links
-    to folders, wanted files that are not regular, and names that are not UTF-8.
+    Links to folders are followed if they lie directly in `folder` and are called as a split.
+    `reject` is called with a name and what is wrong with it, for folders that cannot be read, other
+    links to folders, wanted files that are not regular, and names that are not UTF-8.
     """
     files = []
     faults = []
@@ -109,9 +112,12 @@ def regular_files(
     def add_unreadable(error: OSError) -> None:
         faults.append((printable(error.filename), f"cannot be read ({error.strerror})"))
 
-    for root, folders, names in os.walk(folder, onerror=add_unreadable):
+    for root, folders, names in os.walk(folder, onerror=add_unreadable, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(root, name) for name in folders if Path(root, name).is_symlink()]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        refused = [name for name in links if Path(root) != folder or not split_of(Path(name))]
+        folders[:] = [name for name in folders if name not in refused]
+        paths = [Path(root, name) for name in refused]
         for name in names:
             is_hidden = name.startswith(".") or name.lower() in IGNORED_NAMES
             if not is_hidden and wanted(Path(root, name)):

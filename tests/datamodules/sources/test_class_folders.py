@@ -13,10 +13,11 @@ from datamodules.sources import (
     TEXT_SOURCES,
     DatasetOptions,
     TextDatasetOptions,
+    choose_source,
     open_source,
 )
 from datamodules.tokenizers import TokenizerConfig
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.images import METADATA, save_image
 from tests.helpers.refusals import refused
 from tests.helpers.tables import write
@@ -64,6 +65,37 @@ def test_classes_without_train_are_the_training_split(kind: str) -> None:
         assert len(found(kind, "flat", split)) == size
     save(Path("flat/train"), kind, 5)  # beside the folders of classes: only this one is read
     assert len(found(kind, "flat", "train")) == 8
+
+
+@pytest.mark.filterwarnings("ignore:The data have no test split")
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_links_to_folders_are_followed(kind: str) -> None:
+    """As a split or as a class; a link to where it lies is no endless loop."""
+    save(Path("elsewhere"), kind)
+    save(Path("whole/train"), kind)
+    Path("classes").mkdir()
+    for name in ("ant", "bee"):
+        Path("classes", name).symlink_to(Path("elsewhere", name).absolute())
+    Path("whole/test").symlink_to("../elsewhere")
+    Path("test_only").mkdir()
+    Path("test_only/test").symlink_to("../elsewhere")
+    for path, split, size in (("classes", "train", 18), ("whole", "test", 20)):
+        assert len(found(kind, path, split)) == size
+    sources = SOURCES if kind == "images" else TEXT_SOURCES
+    assert choose_source(sources, None, "test_only", DatasetOptions()) == "folder"
+    Path("whole/val").symlink_to(".")
+    assert choose_source(sources, None, "whole", DatasetOptions()) == "folder"
+
+
+def test_links_to_folders_of_tables_are_followed() -> None:
+    write(Path("d/train.csv"), STARS)
+    write(Path("elsewhere/table.csv"), STARS[:20])
+    Path("d/test").symlink_to("../elsewhere")
+    source = open_source(TEXT_SOURCES, None, "d", TextDatasetOptions())
+    assert len(source.split("test")) == 20
+    Path("d/more").symlink_to("../elsewhere")
+    with refused(DataError, "d/more is a link to a folder"):
+        open_source(TEXT_SOURCES, "csv", "d", TextDatasetOptions()).split("test")
 
 
 @pytest.mark.parametrize("kind", ["images", "texts"])
