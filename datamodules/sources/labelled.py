@@ -27,7 +27,8 @@ class SourceOptions(HubOptions):
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
             compared.
-        class_names: Names in the order of the labels; None: as the data say.
+        class_names: Names in the order of the labels, such as bad, good for 0, 1 or for 1, 2; None:
+            as the data say.
     """
 
     problem_type: ProblemType = "single_label_classification"
@@ -35,7 +36,11 @@ class SourceOptions(HubOptions):
     label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
-    class_names: list[str] | None = None
+    class_names: list[str | int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None:  # YAML reads [1, 2] as numbers
+            object.__setattr__(self, "class_names", [str(name) for name in self.class_names])
 
 
 class Split(Protocol):

@@ -212,6 +212,20 @@ def test_a_class_without_training_texts(kind: str) -> None:
     assert tested() == 2
 
 
+@pytest.mark.parametrize(
+    "names", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], ["awful", "bad", "fair", "good", "great"]]
+)
+def test_names_of_labels_from_1_to_5(names: Any) -> None:
+    """Words name the labels in their order; numbers are the labels themselves, in this order."""
+    write(Path("train.csv"), STARS)
+    options = TextDatasetOptions(class_names=names)
+    source = open_source(TEXT_SOURCES, None, "train.csv", options)
+    assert source.checked_class_names() == [str(name) for name in names]
+    expected = [names.index(row["label"]) if 1 in names else row["label"] - 1 for row in STARS]
+    samples = source.records("train")
+    assert samples is not None and samples.labels.tolist() == expected
+
+
 def test_numbers_that_are_no_class_of_the_model_are_refused() -> None:
     """Stars from 0 on are not taken for positions among the classes 1 to 5."""
     metadata = trained(STARS)
