@@ -23,6 +23,8 @@ from tasks.tracking.evaluation_figures import save_embeddings, save_media
 from tasks.tracking.media import Picture, Table
 from tasks.tracking.report import counted
 
+FEW_CLASSES = 6  # that the first line of a run names
+
 
 class ClassifierTask(Task):
     """Base of image and text tasks that predict classes, labels or numbers.
@@ -77,8 +79,11 @@ class ClassifierTask(Task):
             )
         return PROBLEMS[found](self.metadata)
 
-    def describe_targets(self) -> str:
-        return f", {self.problem.description}"
+    def describe_targets(self, room: int) -> str:
+        description = f", {self.problem.description}"
+        named = f"{description} ({', '.join(self.class_names)})"
+        has_few = 2 <= len(self.class_names) <= FEW_CLASSES
+        return named if has_few and len(named) <= room else description
 
     def on_fit_start(self) -> None:
         labels = self.datamodule.dataset("train").labels

@@ -24,6 +24,8 @@ from tasks.tracking.report import counted, draw_curves, evaluated_samples
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
+LINE_WIDTH = 100  # up to which the line on the data names the classes
+
 
 def device_name(device: torch.device) -> str:
     """Such as "cpu", or "cuda (NVIDIA H100)"."""
@@ -89,7 +91,8 @@ def data_line(task: Task, samples: str) -> str:
     name = data.origin if data.origin != "embedded" else data.source.name
     columns = data.source.chosen_columns()
     ending = f"; {columns}" if columns else ""
-    return f"data    {name}: {samples}{task.describe_targets()}{ending}"
+    line = f"data    {name}: {samples}"
+    return line + task.describe_targets(LINE_WIDTH - len(line)) + ending
 
 
 class EvaluatedData(Callback):
