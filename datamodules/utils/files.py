@@ -11,8 +11,6 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from datamodules.utils.splits import split_of
-
 IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
@@ -106,6 +104,8 @@ def regular_files(
     `reject` is called with a name and what is wrong with it, for folders that cannot be read, other
     links to folders, wanted files that are not regular, and names that are not UTF-8.
     """
+    from datamodules.utils.splits import split_of  # imports torch, which the CLI's screens do not
+
     files = []
     faults = []
 
