@@ -1,6 +1,7 @@
 """What classifiers learn to predict: one class, any number of labels, or a number."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -212,6 +213,15 @@ class SingleLabel(Problem):
         return samples / (len(counts) * counts.clamp(min=1))
 
 
+class MeanAveragePrecision(MultilabelAveragePrecision):
+    """Of a label that no sample has it is 0, without a warning: report.csv shows its support."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No positive samples found in target")
+            return super().compute()
+
+
 class MultiLabel(Problem):
     """Any number of K labels for each sample: a sigmoid and binary cross-entropy for each."""
 
@@ -242,7 +252,7 @@ class MultiLabel(Problem):
         """Mean average precision and F1 over the labels; samples with all labels right."""
         labels = len(self.names)
         return {
-            "map": MultilabelAveragePrecision(labels),
+            "map": MeanAveragePrecision(labels),
             "f1": MultilabelF1Score(labels),
             "exact_match": MultilabelExactMatch(labels),
             "samples": EvaluatedSamples(),

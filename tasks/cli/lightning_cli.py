@@ -16,7 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.sources import choose_source
-from datamodules.utils.files import write_text
+from datamodules.utils.files import may_hold, write_text
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
@@ -34,10 +34,11 @@ from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import RunRecord, rounded
+from tasks.tracking.record import EvaluatedData, RunRecord, rounded
 from tasks.tracking.report import (
     limited_evaluation,
     print_results,
+    print_skipped,
     print_texts,
     skipped_samples,
 )
@@ -190,6 +191,8 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
+        if self.command == "predict":  # --input need not be of the source of the training
+            return
         saved = flat(self.invocation.saved_options)
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
@@ -213,8 +216,10 @@ class TaskCLI(LightningCLI):
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
             "strategy": launch.strategy(options.strategy),
         }
-        if self.command in ("validate", "test") and self.config.output:
-            callbacks.append(MediaLogger())
+        if self.command in ("validate", "test"):
+            callbacks.append(EvaluatedData())
+            if self.config.output:
+                callbacks.append(MediaLogger())
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
@@ -259,6 +264,9 @@ class TaskCLI(LightningCLI):
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
+        if self.command in ("validate", "test"):
+            trained = self.invocation.saved_options["data"].get("path")
+            self.datamodule.source.unseen = not may_hold(self.config.data.path, trained)
         self.invocation.checkpoint = None
 
     def fit(self) -> None:
@@ -324,6 +332,7 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
+        print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
@@ -349,6 +358,7 @@ class TaskCLI(LightningCLI):
                     self.model.save_results(folder, split)
                     result = rounded({"command": self.invocation.command_line, **found})
                     write_text(folder / f"{split}.json", json.dumps(result, indent=2))
+                print_skipped(self.datamodule)
                 print_results(found)
 
     def predict(self) -> None:

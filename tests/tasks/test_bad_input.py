@@ -366,7 +366,11 @@ def test_skip_bad_counts(console: Console) -> None:
     Path("images/train/cat/broken.jpg").write_bytes(FILES["broken/train/cat/broken.jpg"])
     line = f"{ABBREVIATIONS['vit']['IMAGES']} images --data.skip_bad --data.batch_size 2"
     out, _ = console.printed(f"{line} --trainer.max_epochs 1 --run_dir r")
-    assert summary("r")["skipped"] == 1 and "skipped" in out
+    assert summary("r")["skipped"] == 1 and "skipped: images/train/cat/broken.jpg" in out
+    assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
+    Path("images/test").symlink_to("train")
+    out, _ = console.printed("test --ckpt_path r --data.path images")
+    assert "skipped: images/test/cat/broken.jpg" in out
 
 
 def test_debug_shows_the_traceback() -> None:

@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import (
+    average_precision_score,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
 
-from tasks.tracking.class_reports import class_report, most_confused
+from tasks.bert.task import auroc
+from tasks.problems import PROBLEMS
+from tasks.tracking.class_reports import class_report, label_report, most_confused
+from tasks.tracking.evaluated import Evaluated
 from tests.helpers.command import Console, run
 from tests.helpers.tiny import NET
 
@@ -38,6 +45,25 @@ def test_report_equals_that_of_scikit_learn() -> None:
     found = list(zip(*most_confused(counts, names), strict=True))
     assert found[0] == ("a", "b", 1) and len(found) == 3
     assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_without_samples_need_no_warning() -> None:
+    """They are left out of the mean AUROC; the report shows their support."""
+    draw = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(30, 3, generator=draw).softmax(1)
+    labels = torch.arange(30) % 2
+    expected = [roc_auc_score(labels == label, probabilities[:, label]) for label in (0, 1)]
+    assert float(auroc(probabilities, labels)) == pytest.approx(sum(expected) / 2, abs=1e-6)
+    assert auroc(probabilities, torch.zeros(30, dtype=torch.int64)).isnan()
+    sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
+    found = label_report(Evaluated(torch.arange(30), probabilities, sets), ["a", "b", "none"])
+    ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
+    assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
+    metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}
+    metrics = PROBLEMS["multi_label_classification"](metadata).metrics()
+    metrics["map"].update(probabilities, sets)
+    assert float(metrics["map"].compute()) == pytest.approx(sum(ranked) / 3, abs=1e-6)
 
 
 @pytest.mark.parametrize("command", ["test", "validate"])
