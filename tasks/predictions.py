@@ -193,11 +193,13 @@ class PredictionFile:
             the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
             command that was killed can be resumed.
+        is_default: No name was given: answers for `--text` are printed only.
     """
 
     path: Path
     top_k: int | None = None
     key: str = ""
+    is_default: bool = False
 
     def __post_init__(self) -> None:
         if self.path.suffix not in FORMATS:

@@ -22,7 +22,7 @@ from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
 from tasks.cli.help_screens import NO_CHECKPOINT, help_text
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
-from tasks.cli.parsing import OneLineErrorParser
+from tasks.cli.parsing import OneLineErrorParser, refuse_overwriting
 from tasks.cli.signals import SIGNALS, Stopped
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
@@ -110,8 +110,9 @@ class TaskCLI(LightningCLI):
             if self.app.takes_text:
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
-            output = "File to write: .csv, .jsonl (an object per line) or .parquet."
-            add("--output", type=str, default="predictions.csv", help=output)
+            output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
+            output += "predictions.csv" + ", and none for --text." * self.app.takes_text
+            add("--output", type=str | None, help=output)
             top_k = "Write the k likeliest classes; null: the probabilities of all."
             add("--top_k", type=int | None, help=top_k)
         seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
@@ -157,7 +158,10 @@ class TaskCLI(LightningCLI):
         launch.resolve_devices(self.config.trainer)
         trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         if self.command == "predict":
-            self.file = PredictionFile(Path(self.config.output), self.config.top_k)
+            output = self.config.output or "predictions.csv"
+            refuse_overwriting({"input": self.config.input, "output": output})
+            is_default = self.config.output is None
+            self.file = PredictionFile(Path(output), self.config.top_k, is_default=is_default)
             check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
