@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from datamodules.utils.files import write_text
 from datamodules.vision.augment import normalise
-from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm import timm_settings
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.pretrained.timm import timm_arguments, timm_settings
 from modules.pretrained.vit import TIMM
 from tasks.checkpoints.exporting import (
     new_file,
@@ -63,10 +64,23 @@ def write_timm(net: ViT, metadata: dict[str, Any], folder: Path) -> str:
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         reason = str(error).rstrip(".")
-        raise UsageError(f"timm has no such model ({reason}): use onnx or safetensors") from error
+        raise UsageError(
+            f"timm has no such model ({reason}): use --format onnx or safetensors, or train with "
+            f"one of the presets that timm has, {', '.join(presets_of_timm())}"
+        ) from error
     save_weights(state, folder / "model.safetensors")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
     return "timm.create_model('local-dir:{file}', pretrained=True)"
+
+
+def presets_of_timm() -> list[str]:
+    """Returns the presets whose networks timm has."""
+    found = []
+    for name, config in VIT_PRESETS.items():
+        with suppress(ValueError):
+            timm_arguments(config)
+            found.append(name)
+    return found
 
 
 class FromPixels(nn.Module):

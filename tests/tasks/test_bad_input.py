@@ -152,7 +152,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "export --format timm --ckpt_path letters.ckpt": "python -m tasks.lm",
         "export --ckpt_path a --format tim": "did you mean timm?",
         "export --ckpt_path a --formt timm": "did you mean --format?",
-        "EXPORT --format timm --output new/deep/x.safetensors": "timm",
+        "EXPORT --format timm --output new/deep/x.safetensors": ("timm", "cifar_small"),
         "EXPORT --format onnx --output vit.ckpt": ("--output vit.ckpt", "--ckpt_path vit.ckpt"),
         "EXPORT --format safetensors --output bad.yaml/x.safetensors": "--output",
         f"EXPORT --format safetensors --output {LONG}.safetensors": "--output",
