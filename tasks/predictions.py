@@ -208,8 +208,6 @@ class PredictionFile:
             )
         if self.path.is_dir():
             raise UsageError(f"--output {self.path} is a folder: give the name of a file to write")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"--top_k {self.top_k} must be at least 1")
 
     @property
     def part(self) -> Path | None:
