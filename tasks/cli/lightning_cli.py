@@ -42,6 +42,7 @@ from tasks.tracking.report import (
     skipped_samples,
 )
 from tasks.tracking.run_folder import (
+    check_results_folder,
     check_writable,
     choose_run_folder,
     make_folder,
@@ -73,11 +74,12 @@ class TaskCLI(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
-                "prog": program(app),
-                "usage": f"{program(app)} {command} [options]",
+                "prog": program(app.name),
+                "usage": f"{program(app.name)} {command} [options]",
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
-                "win over those of configs, presets, pretrained weights and checkpoints. `fit` "
-                f"without options of data reads {app.default_config}.",
+                "win over those of configs, presets, pretrained weights and checkpoints."
+                + f" Without options of data it reads {app.default_config}."
+                * (command == "fit"),
             },
             args=self.invocation.arguments,
             run=False,
@@ -92,7 +94,8 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             run_dir = "Folder for the files of the run; null: runs/TASK/TIME."
             add("--run_dir", type=str | None, help=run_dir)
-            resume = "Run folder to resume; other options win over those of its config.yaml."
+            resume = "Run folder to resume, or its last.ckpt; other options win over those of its "
+            resume += "config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets))
@@ -170,7 +173,7 @@ class TaskCLI(LightningCLI):
             data.source = choose_source(sources, data.source, data.path, data.dataset)
         if self.command != "fit":
             if self.config.output:
-                check_writable(Path(self.config.output), "--output")
+                check_results_folder(Path(self.config.output))
             return
         if self.invocation.saved_at and self.config.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run resumes in its own folder")
@@ -330,7 +333,7 @@ class TaskCLI(LightningCLI):
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
+        commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
