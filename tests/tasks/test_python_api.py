@@ -327,5 +327,5 @@ def test_importing_it_imports_nothing_heavy() -> None:
 def test_a_model_of_another_kind_is_refused(runs: Path) -> None:
     model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
     assert model.predict("good").label in model.class_names
-    with pytest.raises(UsageError, match="is a TextClassifier, not a Translator"):
+    with pytest.raises(UsageError, match="of class TextClassifier, not Translator"):
         tessera.load(runs / "bert", kind=tessera.Translator)
