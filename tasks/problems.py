@@ -105,6 +105,8 @@ class Problem(ABC):
 
     def check_top_k(self, top_k: int) -> None:
         """Raises `UsageError` if an input has no `top_k` likeliest classes."""
+        if top_k < 1:
+            raise UsageError(f"--top_k {top_k} must be at least 1")
         if top_k > len(self.names):
             raise UsageError(
                 f"--top_k {top_k} exceeds the {len(self.names)} classes of the model: lower it, or "

@@ -100,6 +100,7 @@ class BertTask(TextTask, ClassifierTask):
         if datamodule.predict_text:
             for one in predictions:
                 print(one.line(file.top_k))
+        if datamodule.predict_text and file.is_default:
             return
         self.save_predictions(file, texts, predictions, datamodule.skipped)
 

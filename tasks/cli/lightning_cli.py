@@ -22,7 +22,7 @@ from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
 from tasks.cli.help_screens import NO_CHECKPOINT, help_text
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
-from tasks.cli.parsing import OneLineErrorParser
+from tasks.cli.parsing import OneLineErrorParser, refuse_overwriting
 from tasks.cli.signals import SIGNALS, Stopped
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
@@ -43,6 +43,7 @@ from tasks.tracking.report import (
     skipped_samples,
 )
 from tasks.tracking.run_folder import (
+    check_results_folder,
     check_writable,
     choose_run_folder,
     make_folder,
@@ -74,11 +75,12 @@ class TaskCLI(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
-                "prog": program(app),
-                "usage": f"{program(app)} {command} [options]",
+                "prog": program(app.name),
+                "usage": f"{program(app.name)} {command} [options]",
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
-                "win over those of configs, presets, pretrained weights and checkpoints. `fit` "
-                f"without options of data reads {app.default_config}.",
+                "win over those of configs, presets, pretrained weights and checkpoints."
+                + f" Without options of data it reads {app.default_config}."
+                * (command == "fit"),
             },
             args=self.invocation.arguments,
             run=False,
@@ -93,7 +95,8 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             run_dir = "Folder for the files of the run; null: runs/TASK/TIME."
             add("--run_dir", type=str | None, help=run_dir)
-            resume = "Run folder to resume; other options win over those of its config.yaml."
+            resume = "Run folder to resume, or its last.ckpt; other options win over those of its "
+            resume += "config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets))
@@ -111,8 +114,9 @@ class TaskCLI(LightningCLI):
             if self.app.takes_text:
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
-            output = "File to write: .csv, .jsonl (an object per line) or .parquet."
-            add("--output", type=str, default="predictions.csv", help=output)
+            output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
+            output += "predictions.csv" + ", and none for --text." * self.app.takes_text
+            add("--output", type=str | None, help=output)
             top_k = "Write the k likeliest classes; null: the probabilities of all."
             add("--top_k", type=int | None, help=top_k)
         seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
@@ -158,7 +162,10 @@ class TaskCLI(LightningCLI):
         launch.resolve_devices(self.config.trainer)
         trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         if self.command == "predict":
-            self.file = PredictionFile(Path(self.config.output), self.config.top_k)
+            output = self.config.output or "predictions.csv"
+            refuse_overwriting({"input": self.config.input, "output": output})
+            is_default = self.config.output is None
+            self.file = PredictionFile(Path(output), self.config.top_k, is_default=is_default)
             check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
@@ -167,7 +174,7 @@ class TaskCLI(LightningCLI):
             data.source = choose_source(sources, data.source, data.path, data.dataset)
         if self.command != "fit":
             if self.config.output:
-                check_writable(Path(self.config.output), "--output")
+                check_results_folder(Path(self.config.output))
             return
         if self.invocation.saved_at and self.config.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run resumes in its own folder")
@@ -335,7 +342,7 @@ class TaskCLI(LightningCLI):
         print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
+        commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
