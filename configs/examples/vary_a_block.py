@@ -6,6 +6,11 @@ The block is a feed-forward layer. "GLU Variants Improve Transformer" (Shazeer 2
 W2 activation(W1 x) by W2 (activation(W1 x) * V x), where * multiplies elements. The paper finds
 that this also works well without an activation: the "bilinear" layer, W2 (W1 x * V x). Does it
 work on 8 x 8 digits?
+
+The accuracies are higher than that of `python -m tasks.vit fit --trainer.max_epochs 5`, 0.66 with
+the same network: that command shifts the training images at random (`--model.augment.crop_padding
+1`), which needs more epochs. This script does not; with `--model.augment.crop_padding 0` the
+command reaches 0.93.
 """
 
 import logging
