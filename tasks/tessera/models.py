@@ -77,7 +77,7 @@ class Classifier(Model):
         return PROBLEMS[self.metadata["problem_type"]](self.metadata)
 
     def predict(self, inputs: Any, /, batch_size: int = 64) -> Any:
-        """What is predicted for an input, or a list of that for several."""
+        """What is predicted for an input, or a list of that for several, `batch_size` at a time."""
         raise NotImplementedError
 
     def predicted(self, logits: Tensor) -> list[AnyPrediction]:
@@ -111,6 +111,15 @@ def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Resul
         return run(texts) if texts else []
 
     return one_or_many(inputs, isinstance(inputs, str), checked)
+
+
+def check_single(is_one: bool, given: Any, noun: str) -> None:
+    """Raises `TypeError` if a method of one input is given a list, or something else."""
+    if not is_one:
+        raise TypeError(
+            f"this method takes one {noun} at a time, not a {type(given).__name__}: "
+            "call it for each"
+        )
 
 
 def stacked(vectors: Tensor | list[Tensor]) -> Tensor:
