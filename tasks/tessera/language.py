@@ -77,8 +77,14 @@ class LanguageModel(Model):
         Args:
             prompts: A text, or a list or a column of a table of texts; "" begins a document.
             stop: String or strings that end a text and are not part of it.
-            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens,
-                temperature, top_k, top_p, seed, beams, ...
+            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens (100),
+                temperature (1; 0: always the likeliest token), top_k and top_p (None: sample from
+                all tokens), seed (0), beams (1: no beam search), ... A folder of Hugging Face's
+                layout may have other defaults.
+
+        Raises:
+            UsageError: There is no such option, its value does not fit, or a character of a prompt
+                is not in the vocabulary.
         """
 
         def run(texts: list[str]) -> list[str]:

@@ -117,7 +117,7 @@ def check_single(is_one: bool, given: Any, noun: str) -> None:
     """Raises `TypeError` if a method of one input is given a list, or something else."""
     if not is_one:
         raise TypeError(
-            f"this method takes one {noun} at a time, not a {type(given).__name__}: "
+            f"this method takes one {noun} at a time, but this is of type {type(given).__name__}: "
             "call it for each"
         )
 

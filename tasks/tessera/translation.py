@@ -55,8 +55,12 @@ class Translator(Model):
 
         Args:
             texts: A text, or a list or a column of a table of texts.
-            options: batch_size (32), and those of `GenerationConfig`: beams (5), max_new_tokens,
-                temperature, ...
+            options: batch_size (32 texts), and those of `GenerationConfig`: beams (5; 1: no beam
+                search), max_new_tokens (512, or as many as the model can generate), temperature
+                (0: no sampling), ... A folder of Hugging Face's layout may have other defaults.
+
+        Raises:
+            UsageError: There is no such option, or its value does not fit.
         """
         given = generation_options(options, "batch_size")
         asked = TranslateOptions(ckpt_path=self.source, **options)
@@ -70,7 +74,10 @@ class Translator(Model):
 
     @torch.no_grad()
     def score(self, text: str, translation: str) -> Score:
-        """How well the model predicts a given translation of one text."""
+        """How well the model predicts a given translation of one text.
+
+        Raises `UsageError` if either is longer than the model can read.
+        """
         tokens = self._target(translation)
         start = self.model.tokenizer.decoder_start_id
         inputs = torch.tensor([[start, *tokens[:-1]]], device=self.device)  # (1, N)
