@@ -61,32 +61,37 @@ class ImageClassifier(Classifier):
 
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: OneImage, batch_size: int = 64
+        self, images: OneImage, batch_size: int = 64, top_k: int | None = None
     ) -> AnyPrediction: ...
 
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: Array, batch_size: int = 64
+        self, images: Array, batch_size: int = 64, top_k: int | None = None
     ) -> AnyPrediction | list[AnyPrediction]: ...
 
     @overload
     def predict(
-        self, images: Iterable[OneImage | Array], batch_size: int = 64
+        self, images: Iterable[OneImage | Array], batch_size: int = 64, top_k: int | None = None
     ) -> list[AnyPrediction]: ...
 
-    def predict(self, images: Any, batch_size: int = 64) -> AnyPrediction | list[AnyPrediction]:
+    def predict(
+        self, images: Any, batch_size: int = 64, top_k: int | None = None
+    ) -> AnyPrediction | list[AnyPrediction]:
         """A `Prediction` for each image, or a `LabelSet` or `Number`, as the model was trained.
 
+        `isinstance` tells a type checker which.
+
         Args:
-            images: One image, or several, as above.
-            batch_size: Images that the network reads at a time.
+            images: One image, or several, as the class describes.
+            batch_size: Images at a time.
+            top_k: `probabilities` of the k likeliest classes only; None: of all.
 
         Raises:
             UsageError: An array is not of uint8 values, or has another number of channels.
             DataError: A file is no image.
             TypeError: `images` is neither an image nor several.
         """
-        return self._run(images, batch_size, lambda pixels: self.predicted(self.net(pixels)))
+        return self._run(images, batch_size, lambda pixels: self.predicted(self.net(pixels), top_k))
 
     def embed(
         self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64

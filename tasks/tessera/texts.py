@@ -134,22 +134,29 @@ class TextClassifier(TextModel, Classifier):
 
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, texts: str, batch_size: int = 64
+        self, texts: str, batch_size: int = 64, top_k: int | None = None
     ) -> AnyPrediction: ...
 
     @overload
-    def predict(self, texts: Iterable[str], batch_size: int = 64) -> list[AnyPrediction]: ...
+    def predict(
+        self, texts: Iterable[str], batch_size: int = 64, top_k: int | None = None
+    ) -> list[AnyPrediction]: ...
 
-    def predict(self, texts: Texts, batch_size: int = 64) -> AnyPrediction | list[AnyPrediction]:
+    def predict(
+        self, texts: Texts, batch_size: int = 64, top_k: int | None = None
+    ) -> AnyPrediction | list[AnyPrediction]:
         """A `Prediction` for each text, or a `LabelSet` or `Number`, as the model was trained.
 
+        `isinstance` tells a type checker which.
+
         Args:
-            texts: A text, or a list or a column of a table of texts.
-            batch_size: Texts that the network reads at a time.
+            texts: One text, or several, as the class describes.
+            batch_size: Texts at a time.
+            top_k: `probabilities` of the k likeliest classes only; None: of all.
         """
 
         def run(tokens: Tensor, padding_mask: Tensor) -> list[AnyPrediction]:
-            return self.predicted(self.net(tokens, padding_mask))
+            return self.predicted(self.net(tokens, padding_mask), top_k)
 
         return self._run(texts, batch_size, run)
 

@@ -9,7 +9,8 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from datamodules.utils.files import replacing
+from datamodules.sources.base import shortened
+from datamodules.utils.files import replacing, write_text
 
 PANELS_IN_A_ROW = 3  # of curves.png
 FEW_POINTS = 30  # of a curve, up to which each has a marker
@@ -44,6 +45,18 @@ def skipped_samples(datamodule: Any) -> dict[str, int]:
     """How many bad files, texts or pairs were skipped; nothing if none were."""
     skipped = getattr(datamodule, "skipped", [])
     return {"skipped": len(skipped)} if skipped else {}
+
+
+def print_skipped(datamodule: Any, folder: Path | None = None) -> None:
+    """Print the names of what was skipped; write all of them into skipped.txt in a run folder."""
+    skipped = getattr(datamodule, "skipped", [])
+    if not skipped:
+        return
+    where = ""
+    if folder is not None:
+        write_text(folder / "skipped.txt", "".join(f"{name}\n" for name in skipped))
+        where = f" (all in {folder / 'skipped.txt'})"
+    print(f"skipped: {shortened(skipped)}{where}")
 
 
 def evaluated_samples(trainer: Any, datamodule: Any, split: str) -> tuple[int, int]:

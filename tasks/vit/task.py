@@ -149,4 +149,4 @@ class ViTTask(ClassifierTask):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
         if len(paths) == 1:
             print(predictions[0].line(file.top_k))
-        self.save_predictions(file, paths, predictions, len(bad))
+        self.save_predictions(file, paths, predictions, sorted(bad))

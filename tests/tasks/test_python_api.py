@@ -81,6 +81,24 @@ def same_prediction(found: tessera.Prediction, row: dict[str, str]) -> None:
     assert found.probability == max(found.probabilities.values())
 
 
+def test_the_likeliest_classes(runs: Path) -> None:
+    model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
+    (all_classes, *_) = model.predict(TEXTS)
+    (first, *_) = model.predict(TEXTS, top_k=1)
+    assert isinstance(all_classes, tessera.Prediction) and isinstance(first, tessera.Prediction)
+    assert len(all_classes.probabilities) == 2
+    assert first.probabilities == {first.label: first.probability}
+    assert (first.label, first.probability) == (all_classes.label, all_classes.probability)
+    digits = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
+    image = picture(9, "L")
+    found = digits.predict(image, top_k=3)
+    assert isinstance(found, tessera.Prediction)
+    assert [*found.probabilities.items()] == digits.predict(image).top(3)
+    for wrong in (0, 3):
+        with pytest.raises(tessera.UsageError, match=f"top_k {wrong}"):
+            model.predict("good", top_k=wrong)
+
+
 def test_images_are_labelled_as_by_predict(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,5 +350,5 @@ def test_importing_it_imports_nothing_heavy() -> None:
 def test_a_model_of_another_kind_is_refused(runs: Path) -> None:
     model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
     assert model.predict("good").label in model.class_names
-    with pytest.raises(UsageError, match="is a TextClassifier, not a Translator"):
+    with pytest.raises(UsageError, match="of class TextClassifier, not Translator"):
         tessera.load(runs / "bert", kind=tessera.Translator)
