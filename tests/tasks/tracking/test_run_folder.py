@@ -311,7 +311,7 @@ def test_curves_are_a_grid_without_constants() -> None:
         for step in ("20", "40")
     ]
     axes = curves_figure(rows, "val/f1").axes
-    assert [axis.get_ylabel() for axis in axes] == ["loss", "f1", "acc"]
+    assert [axis.get_ylabel() for axis in axes] == ["loss", "F1", "accuracy"]
     train, val = axes[0].lines
     assert (train.get_marker(), val.get_marker()) == ("", "o")
     assert [len(line.get_xdata()) for line in axes[0].lines] == [49, 2]
