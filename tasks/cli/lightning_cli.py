@@ -29,7 +29,7 @@ from tasks.distributed.environment import with_launcher
 from tasks.distributed.predicting import fingerprint, predicts_all
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
-from tasks.options import Options, as_list, flat
+from tasks.options import Options, accepted, as_list, flat
 from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
@@ -80,7 +80,7 @@ class TaskCLI(LightningCLI):
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
                 "win over those of configs, presets, pretrained weights and checkpoints."
                 + f" Without options of data it reads {app.default_config}."
-                * (command == "fit"),
+                * (command == "fit" and app.default_config is not None),
             },
             args=self.invocation.arguments,
             run=False,
@@ -101,8 +101,9 @@ class TaskCLI(LightningCLI):
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets))
                 add("--preset", type=str | None, help=f"Size of the network: {presets}.")
-            compile = "Compile the network with torch.compile; same as --model.compile true."
-            add("--compile", action="store_true", help=compile)
+            if accepted(load(self.app.task), compile=True):
+                compile = "Compile the network with torch.compile; same as --model.compile true."
+                add("--compile", action="store_true", help=compile)
         else:
             ckpt_path = "Checkpoint that `fit` wrote; it also holds the options. Required."
             add("--ckpt_path", type=str | None, help=ckpt_path)
