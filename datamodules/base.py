@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.sources import LabelledSource, Source, SourceOptions
+from datamodules.sources.base import HubOptions
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 
@@ -28,9 +29,11 @@ SPLITS_OF_STAGE = {
 
 
 class BatchedDataset(Protocol):
-    """A data set indexed by batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first."""
+    """A data set indexed by batches: `dataset[[3, 1, 4]]` is a dict of tensors, batch first.
 
-    in_memory: bool
+    `torch.utils.data.StackDataset(x=tensor, y=tensor)` is one. The processes of `num_workers` read
+    it if it has an attribute `in_memory` that is False.
+    """
 
     def __len__(self) -> int: ...
 
@@ -97,10 +100,27 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
     return max(0, loop.epoch_progress.current.ready - 1), batches
 
 
+class OwnSource(Source):
+    """The source of a datamodule that makes or reads its samples itself, and has all splits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None, HubOptions())
+        self.name = name
+
+    @property
+    def origin(self) -> str:
+        return self.name
+
+    def has(self, split: str) -> bool:
+        return True
+
+
 class ResumableDataModule(pl.LightningDataModule):
     """Builds loaders whose batches depend on (seed, epoch, batch number) only.
 
-    Subclasses set `sources` and `source`, and define `load`. The Trainer must be built with
+    Subclasses define `load`, and `measure_metadata` if the model must know something of the data.
+    Those that read files set `sources` and `source`, too; those whose checkpoints `predict` uses
+    define `predict_samples` and `predict_state`. The Trainer must be built with
     `use_distributed_sampler=False`: the samplers here shard by rank. Datamodules raise `UsageError`
     if an option is out of range or there are no such data, `DataError` if data cannot be used.
 
@@ -111,14 +131,17 @@ class ResumableDataModule(pl.LightningDataModule):
         seed: Of the order of the samples.
     """
 
-    sources: Mapping[str, type[Source]]  # to choose from, by name
+    sources: Mapping[str, type[Source]] = {}  # to choose from, by name
     source: Source
     noun = "samples"  # what samples are called in messages
     splits_samples = False  # whether what the source reads is cut into samples of another number
     balanced = False  # whether training draws each class equally often
 
-    def __init__(self, batch_size: int, eval_batch_size: int, num_workers: int, seed: int) -> None:
+    def __init__(
+        self, batch_size: int = 32, eval_batch_size: int = 256, num_workers: int = 0, seed: int = 0
+    ) -> None:
         super().__init__()
+        self.source = OwnSource(type(self).__name__)
         for name, value, minimum in (
             ("batch_size", batch_size, 1),
             ("loading.eval_batch_size", eval_batch_size, 1),
@@ -140,8 +163,8 @@ class ResumableDataModule(pl.LightningDataModule):
     # Splits: loaded when first needed, so that the test samples stay untouched until the test.
 
     def load(self, split: str) -> Any:
-        """Reads a split: "train", "val", "test" or "predict"."""
-        raise NotImplementedError
+        """Reads a split, "train", "val", "test" or "predict", as a `BatchedDataset`."""
+        raise UsageError(f"{type(self).__name__} has no {split} split: return one from `load`.")
 
     def dataset(self, split: str) -> Any:
         """A split, loaded once."""
@@ -152,7 +175,7 @@ class ResumableDataModule(pl.LightningDataModule):
     def test_size(self) -> int | None:
         """Samples of the data's own test split, which is not loaded; None if that must be."""
         source: Any = self.source
-        if self.splits_samples or not source.has("test"):
+        if self.splits_samples or not self.sources or not source.has("test"):
             return None
         return len(source.split("test"))
 
@@ -163,8 +186,13 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._metadata
 
     def measure_metadata(self) -> dict[str, Any]:
-        """Primitives that a checkpoint keeps, from the training split."""
-        raise NotImplementedError
+        """Primitives that a checkpoint keeps, from the training split; by default none."""
+        return {}
+
+    def set_metadata(self, metadata: dict[str, Any]) -> None:
+        """Uses the metadata of a checkpoint. Raises `UsageError` if the options name others."""
+        self._metadata = dict(metadata)
+        self._datasets = {}
 
     def setup(self, stage: str) -> None:
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
@@ -296,7 +324,7 @@ class ResumableDataModule(pl.LightningDataModule):
     def _loader(
         self, dataset: BatchedDataset, sampler: ResumableBatchSampler | EvalBatchSampler
     ) -> DataLoader:
-        workers = 0 if dataset.in_memory else self.num_workers
+        workers = 0 if getattr(dataset, "in_memory", True) else self.num_workers
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
         return DataLoader(
             dataset,  # type: ignore[arg-type]

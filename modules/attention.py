@@ -94,6 +94,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     score_fn: ScoreFunction | None = None  # dot products
+    takes_rotary = True  # whether the scores are dot products, which rotary positions need
 
     def __init__(
         self,
@@ -186,6 +187,8 @@ class AdditiveAttention(MultiHeadAttention):
     Arguments as `MultiHeadAttention`. Takes N x M x D memory. Rotary positions have no meaning
     here; `build_position` refuses them.
     """
+
+    takes_rotary = False
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

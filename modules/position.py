@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modules.attention import ATTENTIONS
 from modules.config import StackConfig, default, require, variant
 from modules.masks import is_cheap_to_read
 from modules.rotary_scaling import RotaryScaling
@@ -327,7 +328,7 @@ def build_position(
         f'position "{name}" is for images; choose another for text, such as "learned" or "rotary".',
     )
     require(
-        not kind.is_rotary or stack.attention == "dot",
+        not kind.is_rotary or variant("attention", stack.attention, ATTENTIONS).takes_rotary,
         f'position "{name}" works on dot products; use attention "dot" or another position.',
     )
     known = dict(list(inspect.signature(kind).parameters.items())[2:])  # after stack and grid

@@ -17,7 +17,7 @@ from typing_extensions import Self
 from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import load_checkpoint_weights
 from tasks.errors import RunError, UsageError, usage_errors
-from tasks.options import build_from_options, merged
+from tasks.options import accepted, build_from_options, merged
 from tasks.tracking.media import Picture, Table
 from tasks.training import optim
 from tasks.training.averaging import EMA
@@ -191,7 +191,7 @@ class Task(pl.LightningModule):
         """
         checkpoint = read_checkpoint(checkpoint_path, cls.name)
         config = checkpoint[KEY]["config"]
-        saved = merged(config["model"], {"net": checkpoint[KEY]["net"], "compile": False})
+        saved = merged(config["model"], accepted(cls, net=checkpoint[KEY]["net"], compile=False))
         if options.pop("compile", False):
             raise UsageError("compile is an option of `fit`: call task.net.compile()")
         task = build_from_options(cls, saved, options)
@@ -331,8 +331,7 @@ class Task(pl.LightningModule):
         if step >= 0:
             raise RunError(
                 f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
-                "try a lower --model.optimizer.lr or gradient_clip; checkpoints before it are "
-                "kept"
+                "try a lower --model.optimizer.lr or gradient_clip; earlier checkpoints are kept"
             )
 
     # Evaluation -----------------------------------------------------------------------------------
@@ -378,7 +377,8 @@ class Task(pl.LightningModule):
 
     def resolved_config(self) -> dict[str, Any]:
         """Returns the run's options with the sizes found in the data filled in; primitives only."""
-        return merged(self.run_config, {"model": {"net": asdict(self.net.config)}})
+        net = asdict(self.net.config)
+        return merged(self.run_config, {"model": accepted(type(self), net=net)})
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Adds our entry to the checkpoint; refuses to save NaN or infinity."""

@@ -1,6 +1,7 @@
 """Nested options, as in config files."""
 
 from collections.abc import Iterable
+from inspect import Parameter, signature
 from typing import Any, TypeVar, get_type_hints
 
 from datamodules.utils.errors import UsageError
@@ -20,21 +21,38 @@ def merged(base: Options, over: Options) -> Options:
     return result
 
 
+def option_types(kind: type) -> dict[str, Any]:
+    """Types of the arguments of a class by name, also of those that `**kwargs` passes to a base."""
+    types: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        hints = get_type_hints(vars(base)["__init__"])
+        parameters = list(signature(vars(base)["__init__"]).parameters.values())[1:]  # after self
+        types = {p.name: hints.get(p.name, Any) for p in parameters} | types
+        if all(p.kind is not Parameter.VAR_KEYWORD for p in parameters):
+            break
+    return types
+
+
+def accepted(kind: type, **options: Any) -> Options:
+    """Those options that a class takes: a task need not take the config of its network."""
+    types = option_types(kind)
+    return {name: value for name, value in options.items() if name in types}
+
+
 def build_from_options(kind: type[Built], saved: Options, given: Options) -> Built:
     """Builds a class from the options of a checkpoint, replaced by those given in Python.
 
     Only primitives and dataclasses of them are built, so that a checkpoint can run no code. Raises
     `UsageError` if an option is unknown or of another type.
     """
-    hints: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):  # options that `**kwargs` passes on are of the bases
-        if "__init__" in vars(base):
-            hints |= get_type_hints(vars(base)["__init__"])
+    types = option_types(kind)
     options = merged(saved, given)
     try:
-        unknown = sorted(options.keys() - hints.keys())
+        unknown = sorted(options.keys() - types.keys())
         require(not unknown, f"there is no option {', '.join(unknown)}.")
-        return kind(**{name: checked(hints[name], value, name) for name, value in options.items()})
+        return kind(**{name: checked(types[name], value, name) for name, value in options.items()})
     except ValueError as error:
         raise UsageError(f"{kind.__name__} cannot be built: {error}") from error
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ class CorpusFolder(TextFolder):
 class PlainTexts(CorpusFolder):
     """Texts to pretrain on: a file of documents between empty lines, or a folder of documents.
 
+    A single training text of several lines is cut at line ends, so that a part can be held out.
     In a folder, the first part of a path that is called train, validation (valid, val, dev) or test
     says which split a file is of, if there are any called train; else all is training text.
     """
@@ -174,7 +176,22 @@ class PlainTexts(CorpusFolder):
     def read(self, split: str) -> TextSamples:
         path = self.require_path(self.example)
         if path.is_dir():
-            return self.read_files(self.files[split])
-        texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
-        where = f"document {{}} of {path}"  # {}: its number
-        return text_samples(texts, torch.arange(1, len(texts) + 1), where=where)
+            samples = self.read_files(self.files[split])
+        else:
+            texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
+            where = f"document {{}} of {path}"  # {}: its number
+            samples = text_samples(texts, torch.arange(1, len(texts) + 1), where=where)
+        if split == "train" and len(samples) == 1 and not self.has("val"):
+            return self.cut(samples)
+        return samples
+
+    def cut(self, samples: TextSamples) -> TextSamples:
+        """A single text of several lines in parts, one of which can be held out."""
+        lines = samples.column[0].as_py().splitlines(keepends=True)
+        if not 0 < self.options.val_fraction < 1 or len(lines) < 2:
+            return samples
+        parts = min(max(2, round(1 / self.options.val_fraction)), len(lines))
+        ends = [len(lines) * i // parts for i in range(parts + 1)]
+        texts = ["".join(lines[start:end]) for start, end in pairwise(ends)]
+        texts = [text for text in texts if not text.isspace()]
+        return text_samples(texts, samples.rows.expand(len(texts)), samples.where)

@@ -71,7 +71,7 @@ class PairTokenizer:
 
         Returns:
             source_tokenizer, target_tokenizer (contents of their tokenizer.json),
-            source_vocabulary, target_vocabulary (their sizes), source_padding, padding, start, end
+            source_vocabulary, target_vocabulary (their sizes), source_padding, pad_id, start, end
             (ids of the tokens that pad a source, pad a target, begin and end a target).
         """
         return {

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from datamodules.base import BatchedDataset
 from datamodules.utils.batching import epoch_permutation
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
@@ -142,7 +141,7 @@ def decode_all(
     return pixels[good] if bad else pixels, good
 
 
-def channel_statistics(dataset: BatchedDataset) -> tuple[list[float], list[float]]:
+def channel_statistics(dataset: MemoryImages | StreamedImages) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel in [0, 1]; of a stream, only a sample is read."""
     order: Sequence[int] = range(len(dataset))
     if not dataset.in_memory:

@@ -32,8 +32,8 @@ class App:
         links: Model options, and the data options that take their values.
         trainer: Defaults of Trainer options.
         epochs: Default of `--trainer.max_epochs`.
-        trainer_commands: Those of `TRAINER_COMMANDS` that this task has.
-        predict_input: What `predict --input` takes.
+        predict_input: What `predict --input` takes; it calls the task's `write_predictions`. None:
+            there is no such command.
         takes_text: Whether `predict` has the option `--text`.
         extra_commands: Other commands, name to (help, "module:function"); their options are the
             function's arguments.
@@ -52,8 +52,7 @@ class App:
     links: Mapping[str, str] = field(default_factory=dict)
     trainer: Mapping[str, Any] = field(default_factory=dict)
     epochs: int = 20
-    trainer_commands: Sequence[str] = tuple(TRAINER_COMMANDS)
-    predict_input: str = "a file"
+    predict_input: str | None = None
     takes_text: bool = False
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
@@ -62,7 +61,9 @@ class App:
     @property
     def commands(self) -> dict[str, str]:
         """Name and one-line help of every command."""
-        commands = {name: TRAINER_COMMANDS[name] for name in self.trainer_commands}
+        commands = dict(TRAINER_COMMANDS)
+        if self.predict_input is None:
+            del commands["predict"]
         return commands | {name: text for name, (text, _) in self.extra_commands.items()}
 
 

@@ -15,6 +15,7 @@ from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.trainer.states import TrainerFn
 
+from datamodules.base import ResumableDataModule
 from datamodules.sources import choose_source
 from datamodules.utils.files import may_hold, write_text
 from tasks.checkpoints.resume import stop_message
@@ -29,7 +30,7 @@ from tasks.distributed.environment import with_launcher
 from tasks.distributed.predicting import fingerprint, predicts_all
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
-from tasks.options import Options, as_list, flat
+from tasks.options import Options, accepted, as_list, flat
 from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
@@ -68,9 +69,12 @@ class TaskCLI(LightningCLI):
         self.command = command
         self.start_time = time.perf_counter()
         self.invocation = Invocation(app, command, arguments)
+        data = load(app.data)
+        if not issubclass(data, ResumableDataModule):
+            raise UsageError(f"{app.data} must be a ResumableDataModule of datamodules/base.py")
         super().__init__(
             load(app.task),
-            load(app.data),
+            data,
             save_config_callback=None,
             trainer_defaults={"log_every_n_steps": 10, "num_sanity_val_steps": 0, **app.trainer},
             seed_everything_default=0,
@@ -81,7 +85,7 @@ class TaskCLI(LightningCLI):
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
                 "win over those of configs, presets, pretrained weights and checkpoints."
                 + f" Without options of data it reads {app.default_config}."
-                * (command == "fit"),
+                * (command == "fit" and app.default_config is not None),
             },
             args=self.invocation.arguments,
             run=False,
@@ -102,8 +106,9 @@ class TaskCLI(LightningCLI):
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets))
                 add("--preset", type=str | None, help=f"Size of the network: {presets}.")
-            compile = "Compile the network with torch.compile; same as --model.compile true."
-            add("--compile", action="store_true", help=compile)
+            if accepted(load(self.app.task), compile=True):
+                compile = "Compile the network with torch.compile; same as --model.compile true."
+                add("--compile", action="store_true", help=compile)
         else:
             ckpt_path = "Checkpoint that `fit` wrote; it also holds the options. Required."
             add("--ckpt_path", type=str | None, help=ckpt_path)
@@ -128,7 +133,9 @@ class TaskCLI(LightningCLI):
         """Add the options of checkpoints, and link those that model and data share."""
         for source, target in self.app.links.items():
             parser.link_arguments(source, target)
-        parser.link_arguments("seed_everything", "data.loading.seed")
+        assert isinstance(parser, Parser)
+        for seed in {"data.loading.seed", "data.seed"} & parser.known_options():
+            parser.link_arguments("seed_everything", seed)
         if self.command == "fit":
             parser.add_lightning_class_args(RunCheckpoint, "checkpoint")
             defaults = {"save_last": True, "save_top_k": 0, "enable_version_counter": False}
@@ -170,9 +177,9 @@ class TaskCLI(LightningCLI):
             check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
-        with usage_errors():  # configs and checkpoints keep the source that the path shows
-            sources = load(self.app.data).sources
-            data.source = choose_source(sources, data.source, data.path, data.dataset)
+        if sources := load(self.app.data).sources:
+            with usage_errors():  # configs and checkpoints keep the source that the path shows
+                data.source = choose_source(sources, data.source, data.path, data.dataset)
         if self.command != "fit":
             if self.config.output:
                 check_results_folder(Path(self.config.output))
@@ -274,7 +281,7 @@ class TaskCLI(LightningCLI):
             self.datamodule.set_metadata(self.model.metadata)
         if self.command in ("validate", "test"):
             trained = self.invocation.saved_options["data"].get("path")
-            self.datamodule.source.unseen = not may_hold(self.config.data.path, trained)
+            self.datamodule.source.unseen = not may_hold(self.config.data.get("path"), trained)
         self.invocation.checkpoint = None
 
     def fit(self) -> None:

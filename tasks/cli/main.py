@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from tasks import __version__
 from tasks.cli.app import App, load, program
@@ -95,21 +96,20 @@ def set_waiting_policy() -> None:
 def help_screen(app: App) -> str:
     width = max(map(len, app.commands)) + 2
     commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
-    examples = "\n".join(f"  {program(app.name)} {example}" for example in app.examples)
+    examples = "".join(f"\n  {program(app.name)} {example}" for example in app.examples)
+    examples = f"\n\nexamples:{examples}" * bool(examples)
     options = f"{program(app.name)} COMMAND --help"
     pad = len(options)
+    has_configs = (Path(__file__).parents[2] / "configs" / app.name).is_dir()
     configs = os.path.join("configs", app.name, "*.yaml")
+    configs = f"\n  {configs:<{pad}}   documented examples for --config" * has_configs
     return f"""{app.title}
 
 usage: {program(app.name)} COMMAND [options]
 
 commands:
-{commands}
-
-examples:
-{examples}
+{commands}{examples}
 
 more:
-  {options}   every option, what it does, its unit and its default
-  {configs:<{pad}}   documented examples for --config
+  {options}   every option, what it does, its unit and its default{configs}
   {"README.md":<{pad}}   your own data, results, how to extend"""

@@ -15,7 +15,6 @@ APP = App(
     pretrained="tasks.lm.architectures:pretrained_options",
     default_config="configs/lm/reference.yaml",
     epochs=10,
-    trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),

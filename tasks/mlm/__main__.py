@@ -13,7 +13,6 @@ APP = App(
     presets="modules.models.bert:BERT_PRESETS",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
-    trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "export": (
             "write a checkpoint's weights for Hugging Face, ONNX or safetensors",

@@ -14,7 +14,6 @@ APP = App(
     pretrained="tasks.seq2seq.architectures:pretrained_options",
     default_config="configs/seq2seq/dates.yaml",
     epochs=10,
-    trainer_commands=("fit", "validate", "test"),
     extra_commands={
         "translate": (
             "translate texts, one sentence per line",

@@ -1,6 +1,7 @@
 """What holds for every data module: ranks share an epoch, checkpoints restore it, options fit."""
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from datamodules.tokens.masking import MaskConfig
 from datamodules.translation import TranslationData
 from datamodules.utils.errors import UsageError
 from datamodules.vision.augment import AugmentConfig
+from tests.helpers.command import ROOT
 from tests.helpers.corpora import CHARACTERS
 from tests.helpers.data_modules import MODULES, PAIRS, WORDS, as_rank
 from tests.helpers.recorder import as_lists
@@ -31,6 +33,14 @@ every_module = pytest.mark.parametrize("kind", MODULES)
 def samples(batch: dict[str, Any]) -> list[Any]:
     """The samples of a batch, by number or by tokens."""
     return batch["index"].tolist() if "index" in batch else batch["targets"].tolist()
+
+
+@every_module
+def test_metadata_are_those_of_the_readme(kind: str, tmp_path: Path) -> None:
+    data = MODULES[kind](tmp_path)
+    text = (ROOT / "datamodules/README.md").read_text()
+    (names,) = re.findall(rf"^\| `{type(data).__name__}` \| (.*) \|$", text, re.M)
+    assert set(re.findall(r"`(\w+)`", names)) == data.metadata().keys()
 
 
 @every_module

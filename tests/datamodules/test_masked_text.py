@@ -1,6 +1,7 @@
 """Texts to pretrain on: every token once, the right ones masked, new pairs in each epoch."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.masked_text import Chunks, NextSentencePairs
+from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
+from datamodules.sources import TextDatasetOptions
 from datamodules.text import TokenLists
 from datamodules.tokenizers import SpecialTokenIds, Tokenizer
 from datamodules.tokens.masking import MaskConfig, Masker
@@ -45,6 +47,24 @@ def test_chunks_hold_every_token_once_and_are_full(
     assert dataset.token_counts.tolist() == sizes
     assert max(sizes) <= max_length
     assert len(chunks) == sum(-(-len(ids) // (max_length - 2)) for ids in documents)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("name", ["a.txt", "train/a.txt"])
+def test_a_part_of_a_single_text_is_held_out(name: str, fraction: float, tmp_path: Path) -> None:
+    lines = [f"line {i} of {i * i}" for i in range(400)]
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("\n".join(lines))
+    path = str(file if file.parent == tmp_path else tmp_path)
+    data = MaskedTextData(
+        "txt", path, tokenizer=WORDS, dataset=TextDatasetOptions(val_fraction=fraction)
+    )
+    data.setup("fit")
+    splits = {split: data.source.corpus(split).to_pylist() for split in ("train", "val")}
+    found = {split: "".join(texts).splitlines() for split, texts in splits.items()}
+    assert sorted(found["train"] + found["val"]) == sorted(lines)
+    assert len(found["val"]) == pytest.approx(400 * fraction, rel=0.15)
 
 
 def split_pair(batch: dict[str, Tensor], row: int) -> tuple[list[int], list[int]]:

@@ -1,8 +1,11 @@
 """Configs: what fits comes back from JSON and runs; what does not is refused, its entry named."""
 
+import inspect
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -52,6 +55,53 @@ SCALED = {"scaling": {"kind": "llama3", "factor": 8.0}}
 )
 def test_options_name_the_entries_of_their_family(entries: dict[str, Any], literal: Any) -> None:
     assert tuple(entries) == get_args(literal)
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "ATTENTIONS": ATTENTIONS,
+    "FEEDFORWARDS": FEEDFORWARDS,
+    "NORMS": NORMS,
+    "ORDERS": ORDERS,
+    "INITS": INITS,
+    "STEMS": STEMS,
+    "POOLINGS": POOLINGS,
+    "POOLERS": POOLERS,
+    "POSITIONS": POSITIONS,
+}
+
+
+def test_entries_are_called_as_the_readme_says() -> None:
+    text = (Path(names.__file__).parent / "README.md").read_text()
+    calls = dict(re.findall(r"^\| `([A-Z]+)` \| `\((.*?)\)`", text, re.M))
+    assert calls.keys() == FAMILIES.keys()
+    for family, entries in FAMILIES.items():
+        arguments = calls[family].split(", ")
+        positional = [name for name in arguments if not name.endswith("=")]
+        keywords = {name.rstrip("="): None for name in arguments if name.endswith("=")}
+        for entry in entries.values():
+            inspect.signature(entry).bind(*positional, **keywords)  # else raises TypeError
+
+
+@pytest.mark.parametrize("is_rotated", [True, False])
+def test_an_own_attention_says_whether_it_takes_rotary_positions(
+    is_rotated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(MultiHeadAttention):
+        takes_rotary = is_rotated
+
+    monkeypatch.setitem(ATTENTIONS, "own", Own)
+    stack: Any = replace(CAUSAL, attention="own")
+    if not is_rotated:
+        with pytest.raises(ValueError, match="attention"):
+            DecoderConfig(position="rotary", stack=stack, max_length=LENGTH)
+        return
+    nets = []
+    for config in (CAUSAL, stack):
+        torch.manual_seed(0)
+        options = {"position": "rotary", "vocabulary": VOCAB, "max_length": LENGTH}
+        nets.append(Decoder(DecoderConfig(stack=config, **options)))
+    tokens = torch.arange(LENGTH)[None] % VOCAB
+    assert torch.equal(nets[0](tokens), nets[1](tokens))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.app import load
 from tasks.errors import UsageError
-from tasks.options import build_from_options
+from tasks.options import accepted, build_from_options
 from tests.helpers.command import run
 from tests.helpers.tiny import TINY, write_data, write_images
 
@@ -21,6 +21,21 @@ def classes(task: str) -> tuple[Any, Any]:
     """The LightningModule and the LightningDataModule of a task."""
     app = import_module(f"tasks.{task}.__main__").APP
     return load(app.task), load(app.data)
+
+
+def test_options_of_a_class_are_those_it_passes_on() -> None:
+    class Base:
+        def __init__(self, net: int = 1, compile: bool = False) -> None: ...
+
+    class Closed(Base):
+        def __init__(self, lr: float = 0.1) -> None: ...
+
+    class Open(Closed, Base):
+        def __init__(self, width=3, **kwargs: Any) -> None: ...  # type: ignore[no-untyped-def]
+
+    assert accepted(Base, net=2, lr=0.2) == {"net": 2}
+    assert accepted(Closed, net=2, lr=0.2) == {"lr": 0.2}
+    assert accepted(Open, net=2, lr=0.2, width=4) == {"lr": 0.2, "width": 4}
 
 
 @pytest.mark.parametrize("task", TINY)

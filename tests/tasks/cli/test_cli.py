@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 from tasks import __version__
+from tasks.cli.app import App
 from tasks.cli.config_files import read_config
 from tasks.cli.lightning_cli import TaskCLI
-from tasks.cli.main import help_screen
+from tasks.cli.main import help_screen, main
 from tasks.cli.parsing import names_data
 from tasks.options import flat
 from tasks.vit.__main__ import APP
@@ -85,6 +86,15 @@ def test_compile_is_short_for_model_compile(options: Options) -> None:
 
 
 # Help ---------------------------------------------------------------------------------------------
+
+
+def test_an_own_task_lists_only_what_it_has() -> None:
+    app = App("own", "An own task", task="tasks.base:Task", data="datamodules.images:ImageData")
+    screen = help_screen(app)
+    assert list(app.commands) == ["fit", "validate", "test"]
+    assert not [word for word in ("predict", "examples:", "configs") if word in screen], screen
+    assert main(app, ["predict"]) == 2
+    assert "configs/vit/*.yaml" in help_screen(APP) and "predict" in APP.commands
 
 
 def test_help_is_one_screen() -> None:
