@@ -57,7 +57,7 @@ def test_classes_without_samples_need_no_warning() -> None:
     assert float(auroc(probabilities, labels)) == pytest.approx(sum(expected) / 2, abs=1e-6)
     assert auroc(probabilities, torch.zeros(30, dtype=torch.int64)).isnan()
     sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
-    found = label_report(Evaluated(torch.arange(30), probabilities, sets), ["a", "b", "none"])
+    found = label_report(Evaluated(probabilities, sets, torch.arange(30)), ["a", "b", "none"])
     ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
     assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
     metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}
