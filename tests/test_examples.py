@@ -56,11 +56,18 @@ def test_vary_a_block(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_own_images(tmp_path: Path) -> None:
-    shown = example("own_images", tmp_path, "shapes")
+    shown = example("own_images", tmp_path, "'my shapes'")
     answers = re.findall(r"^a (\w+) +is taken for a (\w+) ", shown, re.M)
     assert len(answers) == 3 and all(drawn == found for drawn, found in answers)
     assert "(4, 4, 64, 64)" in shown
-    assert len(list((tmp_path / "shapes/images/train").glob("*/*.png"))) == 120
+    assert len(list((tmp_path / "my shapes/images/train").glob("*/*.png"))) == 120
+
+
+def test_own_images_needs_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "images/train/cross").mkdir(parents=True)
+    done = python("configs.examples.own_images .", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: images exists: give another FOLDER\n"
 
 
 @pytest.mark.slow

@@ -44,7 +44,9 @@ def test_numbers_are_predicted_in_their_unit(texts: Runs) -> None:
     table = tessera.Predictor(texts["regression"])({"text": TEXTS})
     assert table["prediction"].tolist() == pytest.approx(values, rel=1e-6)
     with pytest.raises(tessera.UsageError, match="no probabilities"):
-        tessera.Predictor(texts["regression"], probabilities=True)({"text": TEXTS})
+        tessera.Predictor(texts["regression"], probabilities=True)(
+            {"text": [3]}
+        )  # before it is read
 
 
 def test_labels_are_those_with_half_the_probability(texts: Runs) -> None:
