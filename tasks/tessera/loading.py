@@ -33,7 +33,7 @@ from tasks.lm import architectures as lm
 from tasks.problems import external_targets
 from tasks.seq2seq import architectures as seq2seq
 from tasks.vit.architectures import with_weights
-from tasks.vit.pretrained import distinct
+from tasks.vit.pretrained_base import distinct
 
 from .images import ImageClassifier
 from .language import LanguageModel
