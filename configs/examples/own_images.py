@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import tessera
 from PIL import Image, ImageDraw
 
@@ -63,27 +64,25 @@ def main(folder: Path) -> None:
     if images.exists():
         sys.exit(f"error: {images} exists: give another FOLDER")
     write_drawings(images)
+    place = shlex.quote(str(folder))  # it may have spaces
 
     # Pretraining. With these options the ViT has the patch embedding and learned positions of the
     # paper (Dosovitskiy 2021, equation 1), which timm's models have, too.
     paper = "--model.net.stem patch --model.net.position learned"
-    digits = shlex.quote(str(folder / "digits"))
-    run(f"fit --preset digits {paper} --trainer.max_epochs 8 --run_dir {digits}")
-    weights = shlex.quote(str(folder / "digits_timm"))  # a folder with weights and config.json
-    run(f"export --ckpt_path {digits} --format timm --output {weights}")
+    run(f"fit --preset digits {paper} --trainer.max_epochs 8 --run_dir {place}/digits")
+    print("\nThe accuracy is low, as this pretraining took a moment only: it is a start.")
+    weights = f"{place}/digits_timm"  # a folder with weights and config.json
+    run(f"export --ckpt_path {place}/digits --format timm --output {weights}")
 
     # Fine-tuning. The architecture comes with the weights. The classifier is initialised anew, as
     # the classes differ. Positions are interpolated, as the images are larger: 16 x 16 pixels
     # instead of 8 x 8 (Dosovitskiy 2021, section 3.2).
     options = "--model.net.image_size 16 --data.batch_size 16 --trainer.max_epochs 20"
-    path = shlex.quote(str(images))
-    data = f"--data.source folder --data.path {path} --data.dataset.val_fraction 0.2"
-    run_folder = folder / "run"
-    options += f" --run_dir {shlex.quote(str(run_folder))}"
-    run(f"fit {data} --model.pretrained {weights} {options}")
+    data = f"--data.source folder --data.path {place}/images --data.dataset.val_fraction 0.2"
+    run(f"fit {data} --model.pretrained {weights} {options} --run_dir {place}/run")
 
     # The model in Python. It knows its classes, image size and normalisation.
-    model = tessera.load(run_folder)
+    model = tessera.load(folder / "run")
     print(f"\n{model}")
     chance = random.Random(1)  # other drawings than those above
     for shape in CLASSES:
@@ -95,9 +94,12 @@ def main(folder: Path) -> None:
     # the layers, which says how much each patch counts: attention rollout (Abnar and Zuidema 2020).
     image = drawing("cross", chance)
     print("attention:", tuple(model.attention(image).weights.shape), "layers, heads, queries, keys")
-    heat = model.attention_map(image)  # (rows of patches, columns of patches)
-    for row in (heat / heat.max()).tolist():
-        print("  " + "".join(" .:+#"[min(4, int(5 * value))] * 2 for value in row))
+    print("  the drawing        its attention map")
+    heat = model.attention_map(image).numpy()  # (rows of patches, columns of patches)
+    pixels = np.asarray(image.resize(heat.shape, Image.Resampling.BOX))  # (rows, columns), too
+    for both in zip(pixels / pixels.max(), heat / heat.max(), strict=True):
+        halves = ["".join(" .:+#"[min(4, int(5 * value))] * 2 for value in row) for row in both]
+        print("  " + " | ".join(halves))
 
 
 if __name__ == "__main__":

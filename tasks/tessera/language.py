@@ -23,6 +23,7 @@ from .models import (
     Attention,
     Model,
     Texts,
+    check_single,
     generation_options,
     recorded_weights,
     stacked,
@@ -42,6 +43,11 @@ class LanguageModel(Model):
     True
     >>> len(model.score(["The text", "A list of texts"]))
     2
+    >>> model.embed(["The text", "A list of texts"]).shape[0]
+    2
+    >>> weights, tokens, _ = model.attention("The text")
+    >>> weights.shape[-1] == len(tokens)
+    True
     """
 
     net: Decoder
@@ -71,13 +77,16 @@ class LanguageModel(Model):
         """The text that follows a prompt, or a list of the texts that follow several.
 
         Args:
-            prompts: A text, or a list or a column of a table of texts.
+            prompts: A text, or a list or a column of a table of texts; "" begins a document.
             stop: String or strings that end a text and are not part of it.
-            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens,
-                temperature, top_k, top_p, seed, beams, ...
+            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens (100),
+                temperature (1; 0: always the likeliest token), top_k and top_p (None: sample from
+                all tokens), seed (0), beams (1: no beam search), ... A folder of Hugging Face's
+                layout may have other defaults.
 
         Raises:
-            UsageError: There is no such option, or its value is out of range.
+            UsageError: There is no such option, its value does not fit, or a character of a prompt
+                is not in the vocabulary.
         """
 
         def run(texts: list[str]) -> list[str]:
@@ -89,7 +98,11 @@ class LanguageModel(Model):
     def stream(
         self, prompt: str = "", stop: str | Sequence[str] = (), **options: Any
     ) -> Iterator[str]:
-        """Yields the text of `generate` in parts, as early as possible; raises as that does."""
+        """Yields the text of `generate` for one prompt in parts, as early as possible.
+
+        Arguments and errors as of `generate`.
+        """
+        check_single(isinstance(prompt, str), prompt, "prompt")
         return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
 
     @overload
@@ -151,7 +164,11 @@ class LanguageModel(Model):
 
     @torch.no_grad()
     def attention(self, text: str) -> Attention:
-        """Weights of all layers and heads, with the tokens of the text."""
+        """Weights of all layers and heads for one text, (L, H, N, N).
+
+        N is the number of its tokens that fit into the context, which are the labels.
+        """
+        check_single(isinstance(text, str), text, "text")
         (ids,) = self._inputs([text])
         record = AttentionRecord()
         self.net(torch.tensor([ids], device=self.device), cache=record)

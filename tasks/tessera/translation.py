@@ -21,7 +21,16 @@ from tasks.seq2seq.attend import (
 )
 from tasks.seq2seq.translate import TranslateOptions, translations, with_folder_defaults
 
-from .models import Attention, Model, Texts, generation_options, stacked, texts_of, warn
+from .models import (
+    Attention,
+    Model,
+    Texts,
+    check_single,
+    generation_options,
+    stacked,
+    texts_of,
+    warn,
+)
 
 
 class Translator(Model):
@@ -32,6 +41,11 @@ class Translator(Model):
     >>> isinstance(text, str) and len(model.translate(["two", "three four"])) == 2
     True
     >>> model.score("two three", "TWO THREE").tokens > 1
+    True
+    >>> model.embed(["two", "three four"]).shape[0]
+    2
+    >>> weights, queries, keys = model.attention("two three")
+    >>> weights.shape[2:] == (len(queries), len(keys))
     True
     """
 
@@ -52,11 +66,12 @@ class Translator(Model):
 
         Args:
             texts: A text, or a list or a column of a table of texts.
-            options: batch_size (32), and those of `GenerationConfig`: beams (5), max_new_tokens,
-                temperature, ...
+            options: batch_size (32 texts), and those of `GenerationConfig`: beams (5; 1: no beam
+                search), max_new_tokens (512, or as many as the model can generate), temperature
+                (0: no sampling), ... A folder of Hugging Face's layout may have other defaults.
 
         Raises:
-            UsageError: There is no such option, or its value is out of range.
+            UsageError: There is no such option, or its value does not fit.
         """
 
         def run(lines: list[str]) -> list[str]:
@@ -67,10 +82,12 @@ class Translator(Model):
 
     @torch.no_grad()
     def score(self, text: str, translation: str) -> Score:
-        """How well the model predicts a given translation of a text.
+        """How well the model predicts a given translation of one text.
 
-        Raises `UsageError` if one of them is too long.
+        Raises `UsageError` if either is longer than the model can read.
         """
+        check_single(isinstance(text, str), text, "text")
+        check_single(isinstance(translation, str), translation, "translation")
         limit = self.net.max_length
         source, (is_cut,) = self.model.tokenizer.encode_sources([text], limit)
         tokens, is_target_cut = encode_translation(self.model, translation)
@@ -84,7 +101,10 @@ class Translator(Model):
         return Score.of(float(loss) * len(tokens), len(tokens), len(translation.encode()))
 
     def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
-        """Mean of the encoder's vectors over the tokens: (E,) for one text, (S, E) for several."""
+        """Mean of the encoder's vectors over the tokens: (E,) for one text, (S, E) for several.
+
+        Of a decoder-only model, of the embeddings of the tokens.
+        """
 
         def run(tokens: Tensor, padding_mask: Tensor) -> list[Tensor]:
             states = self.net.encode(tokens, padding_mask).states  # (B, M, E)
@@ -96,10 +116,18 @@ class Translator(Model):
         return stacked(texts_of(texts, all_batches))
 
     def attention(self, text: str, translation: str | None = None) -> Attention:
-        """Cross-attention of all layers and heads, tokens of the translation by those of the text.
+        """Cross-attention of all layers and heads for one text, (L, H, N, M).
 
-        `translation`: None: that of `translate`. Raises `UsageError` if the text is empty.
+        Of a decoder-only model, its self-attention to the text; rows sum to less than 1.
+
+        Args:
+            text: One text, of M tokens.
+            translation: Of N tokens; None: that of `translate`.
+
+        Raises:
+            UsageError: The text is empty.
         """
+        check_single(isinstance(text, str), text, "text")
         if not text.strip():
             raise UsageError("the text is empty: give a sentence to translate")
         (source,) = self._sources([text])
@@ -130,6 +158,7 @@ class Translator(Model):
 
     def _target(self, text: str) -> list[int]:
         """Token ids of a translation, with the end token; warns if it is truncated."""
+        check_single(isinstance(text, str), text, "translation")
         tokens, is_cut = encode_translation(self.model, text)
         if is_cut:
             kept = self.model.tokenizer.target.truncation

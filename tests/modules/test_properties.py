@@ -162,6 +162,19 @@ def test_positions_tell_patches_apart(name: str) -> None:
     assert (net(images) - net(images.transpose(2, 3).contiguous())).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_their_formulas(name: str) -> None:
+    norm = shaken(NORMS[name](E, eps=0.1))
+    x = 3 + torch.randn(B, N, E)
+    mean = x.mean(-1, keepdim=True)
+    if name == "layernorm":
+        expected = (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + 0.1).sqrt()
+        expected = expected * norm.weight + norm.bias
+    else:
+        expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    close(norm(x), expected)
+
+
 @pytest.mark.parametrize("name", POOLINGS)
 def test_poolings_skip_padding_and_only_one_knows_the_order(name: str) -> None:
     pool = shaken(POOLINGS[name](E, H))
