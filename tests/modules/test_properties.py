@@ -164,11 +164,10 @@ def test_positions_tell_patches_apart(name: str) -> None:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_are_their_formulas(name: str) -> None:
-    norm = shaken(NORMS[name](E, eps=0.1))
-    x = 3 + torch.randn(B, N, E)
-    mean = x.mean(-1, keepdim=True)
+    norm, x = shaken(NORMS[name](E, eps=0.1)), 3 + torch.randn(B, N, E)
     if name == "layernorm":
-        expected = (x - mean) / ((x - mean).square().mean(-1, keepdim=True) + 0.1).sqrt()
+        centred = x - x.mean(-1, keepdim=True)
+        expected = centred / (centred.square().mean(-1, keepdim=True) + 0.1).sqrt()
         expected = expected * norm.weight + norm.bias
     else:
         expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
