@@ -55,7 +55,7 @@ def test_confused_pairs_are_listed_if_there_are_many_classes(tmp_path: Path) -> 
     guesses = labels.clone()
     guesses[:30:5] = 24  # classes 0, 5, 10, 15, 20; class 0 twice
     probabilities = torch.eye(25)[guesses]  # (S, K)
-    problem.save_reports(tmp_path, "", Evaluated(torch.arange(50), probabilities, labels))
+    problem.save_reports(tmp_path, "", Evaluated(probabilities, labels, torch.arange(50)))
     with open(tmp_path / "confused.csv", newline="") as file:
         heads, first, *others = csv.reader(file)
     assert first == ["class 0", "class 24", "2"] and len(heads) == 3
