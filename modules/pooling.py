@@ -7,6 +7,12 @@ from modules.attention import MultiHeadAttention
 from modules.masks import padding
 
 
+def masked_mean(x: Tensor, padding_mask: Tensor) -> Tensor:
+    """Mean of the vectors that are not padding, (B, N, E) -> (B, E); zeros if all are."""
+    total = x.masked_fill(~padding_mask[..., None], 0.0).sum(1)  # (B, E)
+    return total / padding_mask.sum(1, keepdim=True).clamp(min=1)
+
+
 class Pooling(nn.Module):
     """Base of poolings of vectors of size `width`; `heads` is for attention."""
 
@@ -31,10 +37,7 @@ class MeanPooling(Pooling):
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""
-        if padding_mask is None:
-            return x.mean(1)
-        total = x.masked_fill(~padding_mask[..., None], 0.0).sum(1)
-        return total / padding_mask.sum(1, keepdim=True).clamp(min=1)
+        return x.mean(1) if padding_mask is None else masked_mean(x, padding_mask)
 
 
 class MaxPooling(Pooling):

@@ -17,8 +17,8 @@ from tasks.tracking.run_folder import make_folder
 
 
 def likeliest(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
-    """K classes with their probabilities (K,), the likeliest first."""
-    values, order = probabilities.cpu().sort(descending=True, stable=True)  # (K,) each
+    """K classes with their probabilities, (K,) on the CPU, the likeliest first."""
+    values, order = probabilities.sort(descending=True, stable=True)  # (K,) each
     return {names[i]: p for i, p in zip(order.tolist(), values.tolist(), strict=True)}
 
 
@@ -100,7 +100,7 @@ class LabelSet(Ranked):
     """The labels of one input that may have several.
 
     Args:
-        labels: Those with a probability of 0.5 or more, the likeliest first.
+        labels: Those with a probability above 0.5, the likeliest first.
         probabilities: Of all labels by name, the likeliest first.
     """
 

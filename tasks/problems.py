@@ -27,8 +27,10 @@ from tasks.tracking.class_reports import (
     CONFUSED,
     LABEL_REPORT,
     REPORT,
+    THRESHOLD,
     class_report,
     confusion_counts,
+    is_predicted,
     label_report,
     most_confused,
 )
@@ -89,7 +91,7 @@ class Problem(ABC):
 
     @abstractmethod
     def prediction(self, row: Tensor) -> AnyPrediction:
-        """What is predicted for one input, from its `predictions` (K,)."""
+        """What is predicted for one input, from its `predictions`, (K,) on the CPU."""
 
     @abstractmethod
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
@@ -182,7 +184,7 @@ class SingleLabel(Problem):
         return Prediction(label, found[label], found)
 
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
-        probability, predicted = samples.probabilities.cpu().max(-1)  # (S,), (S,)
+        probability, predicted = samples.predictions.cpu().max(-1)  # (S,), (S,)
         columns = [
             [self.names[i] for i in samples.labels.tolist()],
             [self.names[i] for i in predicted.tolist()],
@@ -200,7 +202,7 @@ class SingleLabel(Problem):
         if len(self.names) > MANY_CLASSES:
             pairs = most_confused(counts, self.names)
             write_csv(folder / f"{prefix}confused.csv", CONFUSED, pairs)
-        probabilities = samples.probabilities.cpu()
+        probabilities = samples.predictions.cpu()
         labels = samples.labels.cpu()
         with replacing(folder / f"{prefix}roc.png") as partial:
             draw_roc(probabilities, labels, self.names, partial)
@@ -255,8 +257,8 @@ class MultiLabel(Problem):
         labels = len(self.names)
         return {
             "map": MeanAveragePrecision(labels),
-            "f1": MultilabelF1Score(labels),
-            "exact_match": MultilabelExactMatch(labels),
+            "f1": MultilabelF1Score(labels, THRESHOLD),
+            "exact_match": MultilabelExactMatch(labels, THRESHOLD),
             "samples": EvaluatedSamples(),
         }
 
@@ -265,13 +267,13 @@ class MultiLabel(Problem):
 
     def prediction(self, row: Tensor) -> LabelSet:
         found = likeliest(self.names, row)
-        return LabelSet([name for name, value in found.items() if value >= 0.5], found)
+        count = int(is_predicted(row).sum())
+        return LabelSet(list(found)[:count], found)
 
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
-        """Labels that are predicted have a probability of 0.5 or more."""
         truth = [self.listed(row) for row in samples.labels.bool()]
-        predicted = [self.listed(row) for row in samples.probabilities >= 0.5]
-        probabilities = samples.probabilities.T.tolist()  # (S, K) -> (K, S)
+        predicted = [self.listed(row) for row in is_predicted(samples.predictions)]
+        probabilities = samples.predictions.T.tolist()  # (S, K) -> (K, S)
         return ["labels", "predictions", *self.names], [truth, predicted, *probabilities]
 
     def listed(self, chosen: Tensor) -> str:
@@ -281,7 +283,7 @@ class MultiLabel(Problem):
     def save_reports(self, folder: Path, prefix: str, samples: Evaluated) -> None:
         write_csv(folder / f"{prefix}report.csv", LABEL_REPORT, label_report(samples, self.names))
         with replacing(folder / f"{prefix}roc.png") as partial:
-            draw_roc(samples.probabilities.cpu(), samples.labels.cpu(), self.names, partial)
+            draw_roc(samples.predictions.cpu(), samples.labels.cpu(), self.names, partial)
 
     def balanced_weights(self, counts: Tensor, samples: int) -> Tensor:
         """Samples without the label / samples with it."""
@@ -322,11 +324,11 @@ class Regression(Problem):
         return Number(float(row))
 
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
-        columns = [samples.labels[:, 0].tolist(), samples.probabilities[:, 0].tolist()]
+        columns = [samples.labels[:, 0].tolist(), samples.predictions[:, 0].tolist()]
         return [self.names[0], "prediction"], columns
 
     def save_reports(self, folder: Path, prefix: str, samples: Evaluated) -> None:
-        predicted = samples.probabilities[:, 0].cpu()
+        predicted = samples.predictions[:, 0].cpu()
         truth = samples.labels[:, 0].cpu()
         with replacing(folder / f"{prefix}predicted.png") as partial:
             draw_numbers(predicted, truth, self.names[0], partial)

@@ -70,13 +70,20 @@ def test_the_answer_follows_from_the_numbers(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.slow
 def test_own_images(tmp_path: Path) -> None:
-    shown = example("own_images", tmp_path, "shapes")
+    shown = example("own_images", tmp_path, "'my shapes'")
     answers = re.findall(r"^a (\w+) +is taken for a (\w+) ", shown, re.M)
     assert len(answers) == 3 and all(drawn == found for drawn, found in answers)
     assert "(4, 4, 64, 64)" in shown
     picture = re.findall(r"^  (.{16}) \| (.{16})$", shown, re.M)
     assert len(picture) == 8 and all("".join(half).strip() for half in zip(*picture, strict=True))
-    assert len(list((tmp_path / "shapes/images/train").glob("*/*.png"))) == 120
+    assert len(list((tmp_path / "my shapes/images/train").glob("*/*.png"))) == 120
+
+
+def test_own_images_needs_a_new_folder(tmp_path: Path) -> None:
+    (tmp_path / "images/train/cross").mkdir(parents=True)
+    done = python("configs.examples.own_images .", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: images exists: give another FOLDER\n"
 
 
 @pytest.mark.slow

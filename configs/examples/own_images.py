@@ -8,6 +8,7 @@ with `--model.pretrained timm/vit_tiny_patch16_224`; here a model of digits take
 """
 
 import random
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -53,33 +54,35 @@ def write_drawings(folder: Path) -> None:
 def run(line: str) -> None:
     """Runs `python -m tasks.vit LINE` in this process."""
     print(f"\n$ python -m tasks.vit {line}", flush=True)
-    code = command_line(APP, line.split())
+    code = command_line(APP, shlex.split(line))
     if code:
         sys.exit(code)
 
 
 def main(folder: Path) -> None:
     images = folder / "images"
+    if images.exists():
+        sys.exit(f"error: {images} exists: give another FOLDER")
     write_drawings(images)
+    place = shlex.quote(str(folder))  # it may have spaces
 
     # Pretraining. With these options the ViT has the patch embedding and learned positions of the
     # paper (Dosovitskiy 2021, equation 1), which timm's models have, too.
     paper = "--model.net.stem patch --model.net.position learned"
-    digits = folder / "digits"
-    run(f"fit --preset digits {paper} --trainer.max_epochs 8 --run_dir {digits}")
+    run(f"fit --preset digits {paper} --trainer.max_epochs 8 --run_dir {place}/digits")
     print("\nThe accuracy is low, as this pretraining took a moment only: it is a start.")
-    weights = folder / "digits_timm"  # a folder with weights and config.json
-    run(f"export --ckpt_path {digits} --format timm --output {weights}")
+    weights = f"{place}/digits_timm"  # a folder with weights and config.json
+    run(f"export --ckpt_path {place}/digits --format timm --output {weights}")
 
     # Fine-tuning. The architecture comes with the weights. The classifier is initialised anew, as
     # the classes differ. Positions are interpolated, as the images are larger: 16 x 16 pixels
     # instead of 8 x 8 (Dosovitskiy 2021, section 3.2).
     options = "--model.net.image_size 16 --data.batch_size 16 --trainer.max_epochs 20"
-    data = f"--data.source folder --data.path {images} --data.dataset.val_fraction 0.2"
-    run(f"fit {data} --model.pretrained {weights} {options} --run_dir {folder / 'run'}")
+    data = f"--data.source folder --data.path {place}/images --data.dataset.val_fraction 0.2"
+    run(f"fit {data} --model.pretrained {weights} {options} --run_dir {place}/run")
 
     # The model in Python. It knows its classes, image size and normalisation.
-    model = tessera.load(str(folder / "run"))
+    model = tessera.load(folder / "run")
     print(f"\n{model}")
     chance = random.Random(1)  # other drawings than those above
     for shape in CLASSES:

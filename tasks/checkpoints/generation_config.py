@@ -1,7 +1,6 @@
 """Generation settings of a Hugging Face folder: `generation_config.json` or `config.json`."""
 
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -9,6 +8,7 @@ from typing import Any, Literal, TypeVar
 from datamodules.utils.files import read_object
 from modules.generation.sampling import GenerationConfig
 from modules.schema import from_dict, shown
+from tasks.cli.text_io import print_note
 from tasks.errors import UsageError, usage_errors
 
 FILE = "generation_config.json"
@@ -108,14 +108,19 @@ class FolderGeneration:
         return tuple(tokens)
 
     def apply_to(
-        self, options: GenerationConfigType, given: Collection[str], prompt_length: int
+        self,
+        options: GenerationConfigType,
+        given: Collection[str],
+        prompt_length: int,
+        note: Callable[[str], None] = print_note,
     ) -> GenerationConfigType:
-        """Returns options with the folder's settings where none are given; prints which it ignores.
+        """Returns options with the folder's settings where none are given.
 
         Args:
             options: Of a command.
-            given: Names of the options on its command line, such as --top_k.
+            given: Names of the options that a user gave, such as top_k or --top_k.
             prompt_length: Tokens of the longest prompt.
+            note: Tells the user which settings are ignored.
 
         Raises:
             UsageError: A setting is out of range, or contradicts a given option.
@@ -144,7 +149,7 @@ class FolderGeneration:
             found = {name: value for name, value in found.items() if name not in NOT_IN_BEAM_SEARCH}
         if ignored:
             listed = ", ".join(ignored)
-            print(f"{self.file} asks for {listed}, which is not supported", file=sys.stderr)
+            note(f"{self.file} asks for {listed}, which is not supported")
         with usage_errors(str(self.file)):
             return replace(options, **found)
 

@@ -112,6 +112,7 @@ class ModelFolder:
         option: The option that names it, for messages.
 
     Attributes:
+        source, option: As given.
         path: The folder.
         settings: Content of its `config.json`.
         family: Name of the family.
@@ -123,6 +124,7 @@ class ModelFolder:
     """
 
     def __init__(self, source: str, families: Families, option: str = PRETRAINED) -> None:
+        self.source = source
         self.families = families
         self.option = option
         self.path = model_folder(source, option)
@@ -325,6 +327,8 @@ def downloading(source: str, advice: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = True
     try:
         yield
+    except UsageError:
+        raise
     except Exception as error:  # of urllib, huggingface_hub, timm, ...
         reason = type(error).__name__
         if constants.HF_HUB_OFFLINE:

@@ -33,6 +33,11 @@ def open_standard_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def print_note(message: str) -> None:
+    """Prints what a user should know to standard error."""
+    print(message, file=sys.stderr)
+
+
 @contextmanager
 def printing_to(output: str | None) -> Iterator[None]:
     """Write what the `with` block prints to the file of `--output`, at its end; None: print it.

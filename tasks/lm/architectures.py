@@ -56,7 +56,8 @@ def pretrained_options(source: str) -> Options:
     if source.endswith(".ckpt"):
         options = checkpoint_options(source, TASKS)
     else:
-        folder = open_folder(source)
+        folder = ModelFolder(source, FAMILIES)
+        note_window(folder)
         options = model_options(folder.path, asdict(folder.config))
     context = options["model"]["net"]["max_length"]
     if context and context < DEFAULT_LENGTH:
@@ -64,16 +65,15 @@ def pretrained_options(source: str) -> Options:
     return options
 
 
-def open_folder(source: str, option: str = PRETRAINED) -> ModelFolder:
-    """Opens a model of Hugging Face; says if its window makes the context shorter."""
-    folder = ModelFolder(source, FAMILIES, option)
+def note_window(folder: ModelFolder) -> None:
+    """Says if the window of a model of Hugging Face makes the context shorter."""
     context = folder.config.max_length
     positions = folder.settings.get("max_position_embeddings") or 0
     if positions > context:
         rank_zero_only(print)(
-            f"{source}: its context is its sliding_window of {context} tokens, not {positions}"
+            f"{folder.source}: its context is its sliding_window of {context} tokens, "
+            f"not {positions}"
         )
-    return folder
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
@@ -114,7 +114,7 @@ def load_model(source: str) -> LanguageModel:
     """Loads a language model: a checkpoint of `fit`, `hf/<model>` of the hub, or a local folder."""
     source = located(source)
     if source.startswith("hf/") or Path(source).is_dir():
-        return load_folder(source)
+        return load_folder(ModelFolder(source, FAMILIES, CKPT_PATH))
     return from_checkpoint(read_checkpoint(source, "lm"))
 
 
@@ -125,11 +125,11 @@ def from_checkpoint(checkpoint: Checkpoint) -> LanguageModel:
     return LanguageModel(net, Tokenizer.from_json(metadata["tokenizer"]), metadata)
 
 
-def load_folder(source: str, option: str = CKPT_PATH) -> LanguageModel:
-    """Loads `hf/<model>` of the hub, or a local folder; `option` names it in messages."""
-    folder = open_folder(source, option)
+def load_folder(folder: ModelFolder) -> LanguageModel:
+    """Loads a model of Hugging Face."""
+    note_window(folder)
     tokenizer = Tokenizer.from_file(folder.path)
-    with usage_errors(f"{option} {source}"):
+    with usage_errors(f"{folder.option} {folder.source}"):
         if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
                 f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer"

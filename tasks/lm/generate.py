@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from modules.config import require
 from modules.generation.beam_search import beam_search
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
-from tasks.cli.text_io import json_line, printing_to, read_input_lines
+from tasks.cli.text_io import json_line, print_note, printing_to, read_input_lines
 from tasks.errors import UsageError
 from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
@@ -125,16 +125,18 @@ def read_by_model(
     prompts: Sequence[str],
     options: GenerateOptions,
     given: Collection[str],
+    note: Callable[[str], None] = print_note,
 ) -> tuple[list[list[int]], GenerateOptions]:
     """Returns the tokens of each prompt, and options with the defaults of the model's folder.
 
-    `given` are the options that were named, such as --top_k.
+    `given` and `note` are those of `FolderGeneration.apply_to`.
     """
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]
     generation = model.generation()
     if generation:
-        options = generation.apply_to(options, given, max(map(len, tokens)))
-    return [truncate(model, ids, number, options) for number, ids in enumerate(tokens, 1)], options
+        options = generation.apply_to(options, given, max(map(len, tokens)), note)
+    rows = [truncate(model, ids, number, options, note) for number, ids in enumerate(tokens, 1)]
+    return rows, options
 
 
 def completions(
@@ -204,9 +206,13 @@ def read_prompts(options: GenerateOptions) -> list[str]:
 
 
 def truncate(
-    model: LanguageModel, tokens: list[int], number: int, options: GenerateOptions
+    model: LanguageModel,
+    tokens: list[int],
+    number: int,
+    options: GenerateOptions,
+    note: Callable[[str], None],
 ) -> list[int]:
-    """Returns the last tokens of a prompt that fit into the context; prints a note if it cuts.
+    """Returns the last tokens of a prompt that fit into the context, with a note if it cuts.
 
     Beam search cannot exceed the context, and reserves up to half of it for new tokens.
     """
@@ -229,7 +235,7 @@ def truncate(
         reason += f", {context - limit} of which beam search reserves for new ones"
     if options.strict:
         raise UsageError(f"{reason}: shorten it, or leave --strict out to read its last part")
-    print(truncation(reason, limit, "tail"), file=sys.stderr)
+    note(truncation(reason, limit, "tail"))
     return tokens[-limit:]
 
 

@@ -132,7 +132,11 @@ def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
 
 @torch.inference_mode()
 def total_losses(
-    net: Decoder, texts: Sequence[np.ndarray], stride: int, batch_size: int
+    net: Decoder,
+    texts: Sequence[np.ndarray],
+    stride: int,
+    batch_size: int,
+    progress: bool = True,
 ) -> list[tuple[float, int, int]]:
     """Returns sum of losses, correct predictions and number of all tokens but the first, per text.
 
@@ -141,6 +145,7 @@ def total_losses(
         texts: Token ids of each, (N,), at least 2.
         stride: Tokens between the starts of windows.
         batch_size: Windows at a time; of several texts, the longest first.
+        progress: Show a bar.
     """
     device = net.embed.weight.device
     losses = [0.0] * len(texts)
@@ -152,7 +157,7 @@ def total_losses(
         for window in windows(texts[number], net.max_length, stride)
     )
     total = sum(len(window_starts(text, net.max_length, stride)) for text in texts)
-    with progress_bar("scoring", total, least=100) as advance:
+    with progress_bar("scoring", total if progress else 0, least=100) as advance:
         while batch := list(islice(remaining, batch_size)):
             numbers, inputs, targets = zip(*batch, strict=True)
             padded = pad_sequence([*inputs], batch_first=True)  # (B, T), behind the tokens

@@ -162,7 +162,7 @@ def load_model(source: str) -> TranslationModel:
     """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
     source = located(source)
     if source.startswith("hf/") or Path(source).is_dir():
-        return load_folder(source)
+        return load_folder(ModelFolder(source, FAMILIES, CKPT_PATH))
     return from_checkpoint(read_checkpoint(source, "seq2seq"))
 
 
@@ -172,9 +172,8 @@ def from_checkpoint(checkpoint: Checkpoint) -> TranslationModel:
     return TranslationModel.of(net, checkpoint[KEY]["metadata"])
 
 
-def load_folder(source: str, option: str = CKPT_PATH) -> TranslationModel:
-    """Loads `hf/<model>` of the hub, or a local folder; `option` names it in messages."""
-    folder = ModelFolder(source, FAMILIES, option)
+def load_folder(folder: ModelFolder) -> TranslationModel:
+    """Loads a model of Hugging Face."""
     tokenizer_config = folder_tokenizers(folder)
     metadata = {
         **PairTokenizer.load_or_train(list, list, tokenizer_config).metadata(),
@@ -183,7 +182,7 @@ def load_folder(source: str, option: str = CKPT_PATH) -> TranslationModel:
         "languages": read_languages(folder.path),
     }
     weights = folder.weights()
-    with usage_errors(source):
+    with usage_errors(folder.source):
         net = build_seq2seq(fit_to_data(folder.config, metadata))
         load_weights(net, weights)
     generation = folder_generation(folder.path, folder.settings, net.vocabulary)

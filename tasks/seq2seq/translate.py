@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from datamodules.tokenizers import truncation
@@ -11,7 +11,7 @@ from modules.config import require
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
-from tasks.cli.text_io import json_line, printed, printing_to, read_input_lines
+from tasks.cli.text_io import json_line, print_note, printed, printing_to, read_input_lines
 from tasks.inference import InferenceOptions, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
 
@@ -108,21 +108,31 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
 
 
 def with_folder_defaults(
-    model: TranslationModel, options: TranslateOptions, given: Collection[str]
+    model: TranslationModel,
+    options: TranslateOptions,
+    given: Collection[str],
+    note: Callable[[str], None] = print_note,
 ) -> TranslateOptions:
     """Returns options with the defaults of the model's folder, if it has some.
 
-    `given` are the options that were named, such as --beams.
+    `given` and `note` are those of `FolderGeneration.apply_to`.
     """
     if model.generation is None:
         return options
-    return model.generation.apply_to(options, given, prompt_length=1)  # it is the start token
+    return model.generation.apply_to(options, given, 1, note)  # the prompt is the start token
 
 
 def translations(
-    model: TranslationModel, lines: Sequence[str], options: TranslateOptions
+    model: TranslationModel,
+    lines: Sequence[str],
+    options: TranslateOptions,
+    note: Callable[[str], None] = print_note,
+    progress: bool = True,
 ) -> list[list[Translation]]:
-    """Returns the translations of each line, best first; an empty line has an empty one."""
+    """Returns the translations of each line, best first; an empty line has an empty one.
+
+    `note` tells the user that lines were truncated; `progress` shows a bar.
+    """
     found = [[Translation([], 0.0, True)] for _ in lines]
     numbers = [number for number, line in enumerate(lines) if line.strip()]
     texts = [lines[number] for number in numbers]
@@ -130,9 +140,9 @@ def translations(
     if any(cut):
         what = f"{sum(cut)} of {len(lines)} sentences"
         kept = model.tokenizer.source.truncation
-        print(truncation(what, model.net.max_length, kept), file=sys.stderr)
+        note(truncation(what, model.net.max_length, kept))
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    with progress_bar("translating", len(rows), least=100) as advance:
+    with progress_bar("translating", len(rows) if progress else 0, least=100) as advance:
         for first in range(0, len(order), options.batch_size):
             batch = order[first : first + options.batch_size]
             sources = [rows[index] for index in batch]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .texts import Filling, MaskedLanguageModel, TextClassifier
     from .translation import Translator
 
+    __version__: str
+
 __all__ = [
     "Attention",
     "DataError",
@@ -47,23 +49,26 @@ __all__ = [
 MODULES = {
     **dict.fromkeys(("DataError", "RunError", "UsageError"), "tasks.errors"),
     **dict.fromkeys(("LabelSet", "Number", "Prediction", "Score"), "tasks.predictions"),
+    "Attention": ".models",
     "Filling": ".texts",
     "ImageClassifier": ".images",
     "LanguageModel": ".language",
     "MaskedLanguageModel": ".texts",
+    "Model": ".models",
     "Predictor": ".predictor",
     "TextClassifier": ".texts",
     "Translator": ".translation",
+    "__version__": "tasks",
     "load": ".loading",
 }
 
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("tasks").__version__
-    if name not in __all__:
-        raise AttributeError(f"module 'tessera' has no attribute '{name}'")
-    return getattr(import_module(MODULES.get(name, ".models"), __name__), name)
+    def __getattr__(name: str) -> Any:
+        if name not in MODULES:
+            raise AttributeError(f"module 'tessera' has no attribute '{name}'")
+        globals()[name] = getattr(import_module(MODULES[name], __name__), name)
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -40,7 +40,8 @@ class ImageClassifier(Classifier):
     An image is a path, the bytes of a file, an image of Pillow, or uint8 values: an array (H, W) or
     (H, W, C), or a tensor (H, W) or (C, H, W). Its shorter side is resized to the model's image
     size, then the centre is cropped. Methods take one image, or a list, a column of a table or an
-    array of images.
+    array of images, (S, H, W, C); an array with three axes is one image, so give grey images as
+    (S, H, W, 1), or as a list.
 
     >>> model = tessera.load(run_folder)
     >>> prediction = model.predict(photo)
@@ -152,7 +153,7 @@ class ImageClassifier(Classifier):
         """Pixels of one image, uint8 (C, S, S)."""
         channels = self.metadata["channels"]
         if isinstance(image, str | os.PathLike):
-            pixels = decoded(Path(image).read_bytes(), channels, str(image))
+            pixels = decoded(content_of(image), channels, str(image))
         elif isinstance(image, bytes):
             pixels = decoded(image, channels, f"a sample of {len(image)} bytes")
         elif isinstance(image, Image):
@@ -160,6 +161,15 @@ class ImageClassifier(Classifier):
         else:
             pixels = pixels_of_array(image, channels)
         return resize_and_crop(pixels, self.metadata["image_size"])
+
+
+def content_of(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a file; `DataError` if it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{path} cannot be read ({reason}): give another path") from error
 
 
 def decoded(content: bytes, channels: int, name: str) -> Tensor:

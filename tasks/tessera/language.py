@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizers import Tokenizer, truncation
 from datamodules.utils.errors import UsageError
 from modules.models.gpt import Decoder
+from modules.pooling import masked_mean
 from modules.record import AttentionRecord
 from tasks.lm import architectures
 from tasks.lm.generate import Completion, GenerateOptions, completions, read_by_model
@@ -27,6 +28,7 @@ from .models import (
     recorded_weights,
     stacked,
     texts_of,
+    warn,
 )
 
 
@@ -98,7 +100,7 @@ class LanguageModel(Model):
     ) -> Iterator[str]:
         """Yields the text of `generate` for one prompt in parts, as early as possible.
 
-        Arguments as of `generate`.
+        Arguments and errors as of `generate`.
         """
         check_single(isinstance(prompt, str), prompt, "prompt")
         return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
@@ -134,7 +136,7 @@ class LanguageModel(Model):
             rows = [np.array(begin + ids + end) for ids in self.tokenizer.encode_batch(many)]
             if any(len(row) < 2 for row in rows):
                 raise UsageError("a text has only one token, nothing to predict: give longer ones")
-            found = total_losses(self.net, rows, step, batch_size)
+            found = total_losses(self.net, rows, step, batch_size, progress=False)
             scores = []
             for text, (loss, _, tokens) in zip(many, found, strict=True):
                 size = len(text.encode())
@@ -145,41 +147,49 @@ class LanguageModel(Model):
 
         return texts_of(texts, run)
 
-    def embed(self, texts: Texts) -> Tensor:
+    def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
         """Mean of the last block's vectors over the tokens: (E,) for one text, (S, E) for several.
 
         Only the tokens that fit into the context count.
         """
-        found = texts_of(texts, lambda many: [self._hidden(text).mean(0) for text in many])
-        return stacked(found)
 
+        def run(tokens: Tensor, padding_mask: Tensor) -> list[Tensor]:
+            hidden = self.net(tokens)  # (B, N, E); no token attends to the padding behind it
+            return list(masked_mean(hidden, padding_mask).cpu())
+
+        def all_batches(many: list[str]) -> list[Tensor]:
+            return self.run_batches(self._inputs(many), batch_size, run)
+
+        return stacked(texts_of(texts, all_batches))
+
+    @torch.no_grad()
     def attention(self, text: str) -> Attention:
         """Weights of all layers and heads for one text, (L, H, N, N).
 
         N is the number of its tokens that fit into the context, which are the labels.
         """
         check_single(isinstance(text, str), text, "text")
+        (ids,) = self._inputs([text])
         record = AttentionRecord()
-        ids = self._ids(text)
-        self._hidden(text, record)
+        self.net(torch.tensor([ids], device=self.device), cache=record)
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
         return Attention(recorded_weights(record), tokens, tokens)
 
     def _start(
         self, prompts: list[str], stop: str | Sequence[str], options: dict[str, Any]
     ) -> list[Completion]:
-        given = generation_options(options)
+        fixed = {"ckpt_path": self.source, "prompt": prompts}
         stops = [stop] if isinstance(stop, str) else list(stop)
-        asked = GenerateOptions(ckpt_path=self.source, prompt=prompts, stop=stops, **options)
-        tokens, asked = read_by_model(self.model, prompts, asked, given)
+        asked = generation_options(GenerateOptions, options, stop=stops, **fixed)
+        given = [*options, "stop"] if stops else [*options]
+        tokens, asked = read_by_model(self.model, prompts, asked, given, warn)
         return completions(self.model, prompts, tokens, replace(asked, num_samples=1))
 
-    def _ids(self, text: str) -> list[int]:
-        return prompt_tokens(self.model, text)[: self.net.max_length]
-
-    @torch.no_grad()
-    def _hidden(self, text: str, record: AttentionRecord | None = None) -> Tensor:
-        """The last block's vectors of the tokens of a text, (N, E)."""
-        tokens = torch.tensor([self._ids(text)], device=self.device)  # (1, N)
-        caches = {} if record is None else {"cache": record}
-        return self.net(tokens, **caches)[0].cpu()
+    def _inputs(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of texts, as many as fit into the context; warns of those that do not."""
+        limit = self.net.max_length
+        rows = [prompt_tokens(self.model, text) for text in texts]
+        cut = sum(len(row) > limit for row in rows)
+        if cut:
+            warn(truncation(f"{cut} of {len(texts)} texts", limit, "head"))
+        return [row[:limit] for row in rows]

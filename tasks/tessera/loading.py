@@ -33,7 +33,7 @@ from tasks.lm import architectures as lm
 from tasks.problems import external_targets
 from tasks.seq2seq import architectures as seq2seq
 from tasks.vit.architectures import with_weights
-from tasks.vit.pretrained import distinct
+from tasks.vit.pretrained_base import distinct
 
 from .images import ImageClassifier
 from .language import LanguageModel
@@ -113,16 +113,16 @@ def load(
     """
     if quantize not in (None, *get_args(QuantizationName)):
         raise UsageError(f"quantize is {quantize!r}, but must be 'int8' or None.")
-    if threads is not None:
-        if threads < 1:
-            raise UsageError(f"threads is {threads}, but must be at least 1.")
-        torch.set_num_threads(threads)
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is {threads}, but must be at least 1.")
     model = find(str(source))
     if not isinstance(model, kind):
         raise UsageError(f"{source} is of class {type(model).__name__}, not {kind.__name__}")
+    if threads is not None:
+        torch.set_num_threads(threads)
     on_device(model.net, device, quantize)
     if packed or quantize:
-        with usage_errors(f"quantize={quantize!r}"):
+        with usage_errors(f"quantize={quantize!r}" if quantize else "packed=True"):
             prepare(model.net, quantize)
     return model
 
@@ -167,10 +167,10 @@ def from_folder(source: str) -> Model:
     if folder.family in vit_weights.BY_MODEL_TYPE:
         return image_weights(source)
     if folder.family in lm.FAMILIES:
-        return LanguageModel(lm.load_folder(str(path), OPTION), source)
+        return LanguageModel(lm.load_folder(folder), source)
     if folder.family in seq2seq.FAMILIES:
-        return Translator(seq2seq.load_folder(str(path), OPTION), source)
-    return from_bert_folder(ModelFolder(str(path), bert_weights.FAMILIES, OPTION), source)
+        return Translator(seq2seq.load_folder(folder), source)
+    return from_bert_folder(folder, source)
 
 
 def from_bert_folder(folder: ModelFolder, source: str) -> Model:

@@ -1,22 +1,30 @@
 """What the models of all tasks share in Python, and what their methods return."""
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from datamodules.utils.errors import UsageError
 from modules.generation.sampling import GenerationConfig
 from modules.record import AttentionRecord
-from tasks.errors import unknown_name
+from modules.schema import checked
+from tasks.errors import unknown_name, usage_errors
 from tasks.predictions import AnyPrediction, Number
 from tasks.problems import PROBLEMS, Problem
 
 Result = TypeVar("Result")
+Asked = TypeVar("Asked", bound=GenerationConfig)
 Texts = str | Iterable[str]  # one text, or a list or a column of a table of texts
+# From tokens and padding mask, both (B, N), to B results.
+Run = Callable[[Tensor, Tensor], Sequence[Result]]
+PACKAGES = ("tessera", "tasks", "torch")  # between a user's line and a warning
 HUGGING_FACE_NAMES = {  # of options of generation, and ours
     "num_beams": "beams",
     "max_length": "max_new_tokens",
@@ -62,6 +70,22 @@ class Model:
         """Where the weights are and inputs are moved to."""
         return next(self.net.parameters()).device
 
+    @torch.no_grad()
+    def run_batches(
+        self, rows: Sequence[Sequence[int]], batch_size: int, run: Run[Result]
+    ) -> list[Result]:
+        """`run` on batches of token ids of similar length; results are in the order of the rows."""
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+        results: dict[int, Result] = {}
+        for part in batched(order, batch_size):
+            tensors = [torch.tensor(rows[index]) for index in part]
+            pad_id = self.metadata.get("pad_id", 0)
+            tokens = pad_sequence(tensors, batch_first=True, padding_value=pad_id)  # (B, N)
+            lengths = torch.tensor([len(tensor) for tensor in tensors])  # (B,)
+            mask = torch.arange(tokens.shape[1]) < lengths[:, None]  # (N,), (B, 1) -> (B, N)
+            results |= zip(part, run(tokens.to(self.device), mask.to(self.device)), strict=True)
+        return [results[index] for index in range(len(rows))]
+
 
 class Classifier(Model):
     """A model that predicts classes, labels or numbers."""
@@ -82,7 +106,8 @@ class Classifier(Model):
 
     def predicted(self, logits: Tensor, top_k: int | None) -> list[AnyPrediction]:
         """What outputs (B, K) of the network mean; `top_k` as of `predict`."""
-        found = [self.problem.prediction(row) for row in self.problem.predictions(logits.float())]
+        rows = self.problem.predictions(logits.float()).cpu()  # (B, K)
+        found = [self.problem.prediction(row) for row in rows]
         if top_k is None:
             return found
         self.problem.check_top_k(top_k)
@@ -136,12 +161,14 @@ def stacked(vectors: Tensor | list[Tensor]) -> Tensor:
     return torch.stack(vectors) if vectors else torch.empty(0, 0)
 
 
-def generation_options(options: Mapping[str, Any], *more: str) -> list[str]:
-    """Names of given options as the command line has them.
+def generation_options(
+    kind: type[Asked], options: Mapping[str, Any], *more: str, **others: Any
+) -> Asked:
+    """The options of a user, with `others` that the user does not give.
 
-    Raises `UsageError` if one is neither of `GenerationConfig` nor in `more`.
+    Raises `UsageError` if one is neither of `GenerationConfig` nor in `more`, or has a wrong value.
     """
-    known = {field.name for field in fields(GenerationConfig)} | set(more)
+    known = [*(field.name for field in fields(GenerationConfig)), *more]
     for name in options:
         if name not in known:
             hint = HUGGING_FACE_NAMES.get(name)
@@ -150,7 +177,20 @@ def generation_options(options: Mapping[str, Any], *more: str) -> list[str]:
                 if hint
                 else unknown_name(name, known, "option")
             )
-    return [f"--{name}" for name in options]
+    types = get_type_hints(kind)
+    with usage_errors():
+        values = {name: checked(types[name], value, name) for name, value in options.items()}
+        return kind(**values, **others)
+
+
+def warn(message: str) -> None:
+    """Warns at the user's line that called a method, however deep this call is below it."""
+    frame = inspect.currentframe()
+    level = 1
+    while frame is not None and frame.f_globals["__name__"].partition(".")[0] in PACKAGES:
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, stacklevel=level)
 
 
 def batched(rows: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from datamodules.utils.errors import UsageError
+from tasks.problems import Regression
 
 from .images import ImageClassifier
 from .loading import load
@@ -65,13 +66,13 @@ class Predictor:
         column = self.column or ("image" if isinstance(self.model, ImageClassifier) else "text")
         if column not in batch:
             raise UsageError(f"there is no column {column!r}: choose from {', '.join(batch)}")
+        if self.probabilities and isinstance(self.model.problem, Regression):
+            raise UsageError("a model of numbers has no probabilities: leave them out")
         found = self.model.predict(list(batch[column]), self.batch_size)
         answers = [one.answer() for one in found]
         added: dict[str, Any] = {}
         for name, kind in self.model.problem.answers.items():
             added[name] = np.array([answer[name] for answer in answers], dtype=kind)
-        if self.probabilities and "prediction" in added:
-            raise UsageError("a model of numbers has no probabilities: leave them out")
         if self.probabilities:
             names = self.model.class_names
             rows = [[one.probabilities[name] for name in names] for one in found]

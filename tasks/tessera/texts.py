@@ -1,7 +1,6 @@
 """Text classification and masked language models in Python."""
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple, overload
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from datamodules.tokenizers import Tokenizer, truncation
 from datamodules.utils.errors import UsageError
 from modules.models.bert import BertClassifier, BertMaskedLM
-from modules.pooling import MeanPooling
+from modules.pooling import masked_mean
 from modules.record import AttentionRecord
 from tasks.predictions import AnyPrediction
 
@@ -20,16 +19,14 @@ from .models import (
     Classifier,
     Model,
     Result,
+    Run,
     Texts,
-    batched,
     check_single,
     recorded_weights,
     stacked,
     texts_of,
+    warn,
 )
-
-# From tokens and padding mask, both (B, N), to B results.
-Run = Callable[[Tensor, Tensor], Sequence[Result]]
 
 
 class Filling(NamedTuple):
@@ -78,20 +75,9 @@ class TextModel(Model):
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
         return Attention(recorded_weights(record), tokens, tokens)
 
-    @torch.no_grad()
     def _run(self, texts: Texts, batch_size: int, run: Run[Result]) -> Result | list[Result]:
-        """`run` on batches of texts of similar length; results are in the order of the texts."""
-
-        def all_batches(samples: list[str]) -> list[Result]:
-            rows = self._inputs(samples)
-            order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-            results: dict[int, Result] = {}
-            for part in batched(order, batch_size):
-                found = run(*self._padded([rows[index] for index in part]))
-                results |= zip(part, found, strict=True)
-            return [results[index] for index in range(len(rows))]
-
-        return texts_of(texts, all_batches)
+        """What `run` makes of each text."""
+        return texts_of(texts, lambda many: self.run_batches(self._inputs(many), batch_size, run))
 
     def _inputs(self, texts: list[str]) -> list[list[int]]:
         """Token ids of texts, with special tokens; warns of those that are truncated."""
@@ -102,17 +88,8 @@ class TextModel(Model):
         cut = sum(row.truncated for row in inputs)
         if cut:
             what = f"{cut} of {len(texts)} texts"
-            warnings.warn(truncation(what, limit, self.tokenizer.truncation), stacklevel=6)
+            warn(truncation(what, limit, self.tokenizer.truncation))
         return [row.ids for row in inputs]
-
-    def _padded(self, rows: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Tokens and padding mask of B rows, both (B, N)."""
-        lengths = torch.tensor([len(row) for row in rows])  # (B,)
-        tokens = torch.full((len(rows), int(lengths.max())), self.metadata["pad_id"])
-        for number, row in enumerate(rows):
-            tokens[number, : len(row)] = torch.tensor(row)
-        mask = torch.arange(tokens.shape[1]) < lengths[:, None]  # (B, N)
-        return tokens.to(self.device), mask.to(self.device)
 
 
 class TextClassifier(TextModel, Classifier):
@@ -204,6 +181,20 @@ class MaskedLanguageModel(TextModel):
             raise UsageError(f"the text has no {self.mask_token}: put one where a token is to be")
         if top_k < 1:
             raise UsageError(f"top_k is {top_k}, but must be at least 1")
+        tokens, places = self._masked_inputs(pieces)
+        probabilities = self.net(tokens, where=places).float().softmax(-1)  # (masks, V)
+        best = probabilities.topk(min(top_k, probabilities.shape[1]))
+        found = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        fillings = []
+        for number, (row, values) in enumerate(found, 1):
+            before = self.mask_token.join(pieces[:number])
+            after = self.mask_token.join(pieces[number:])
+            pairs = zip(row, values, strict=True)
+            fillings.append([self._filling(before, token, after, value) for token, value in pairs])
+        return fillings
+
+    def _masked_inputs(self, pieces: list[str]) -> tuple[Tensor, Tensor]:
+        """Tokens (1, N) of the pieces of a text with masks between them, and the masks' places."""
         parts = pieces
         if not self.tokenizer.is_character_level:  # a space belongs to the word after it
             parts = [part.rstrip() for part in parts[:-1]] + parts[-1:]
@@ -217,26 +208,17 @@ class MaskedLanguageModel(TextModel):
         inputs = self.tokenizer.build_inputs(ids, self.metadata["max_length"])
         if inputs.truncated:
             raise UsageError(f"the text has more than {self.metadata['max_length']} tokens")
-        tokens = torch.tensor([inputs.ids], device=self.device)
-        where = torch.tensor(places, device=self.device)
-        probabilities = self.net(tokens, where=where).float().softmax(-1)  # (masks, V)
-        best = probabilities.topk(min(top_k, probabilities.shape[1]))
-        fillings = []
-        for number, (row, values) in enumerate(
-            zip(best.indices.tolist(), best.values.tolist(), strict=True), 1
-        ):
-            before = self.mask_token.join(pieces[:number])
-            after = self.mask_token.join(pieces[number:])
-            words = [self.tokenizer.decode([token]).strip() for token in row]
-            fillings.append(
-                [
-                    Filling(word, probability, f"{before}{word}{after}")
-                    for word, probability in zip(words, values, strict=True)
-                ]
-            )
-        return fillings
+        tokens = torch.tensor([inputs.ids], device=self.device)  # (1, N)
+        return tokens, torch.tensor(places, device=self.device)
+
+    def _filling(self, before: str, token: int, after: str, probability: float) -> Filling:
+        """A token between two parts of a text; a continuation such as ##ing joins the word."""
+        word = self.tokenizer.decode([token]).strip()
+        starts = self.tokenizer.starts_word[token : token + 1] != [False]  # or it has no text
+        if starts or self.tokenizer.is_character_level:
+            return Filling(word, probability, f"{before}{word}{after}")
+        return Filling(word, probability, f"{before.rstrip()}{word.removeprefix('##')}{after}")
 
     def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
         """Means of the encoder's vectors."""
-        hidden = self.net.encoder(tokens, padding_mask)  # (B, N, E)
-        return MeanPooling(hidden.shape[-1], 1)(hidden, padding_mask)
+        return masked_mean(self.net.encoder(tokens, padding_mask), padding_mask)

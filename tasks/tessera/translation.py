@@ -7,19 +7,30 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from datamodules.tokenizers import truncation
 from datamodules.utils.errors import UsageError
+from modules.generation.translation import Translation
 from modules.models.seq2seq import Seq2Seq
+from modules.pooling import masked_mean
 from tasks.predictions import Score
 from tasks.seq2seq.architectures import TranslationModel
 from tasks.seq2seq.attend import (
     cross_attention_weights,
     encode_translation,
     token_labels,
-    translate_text,
 )
 from tasks.seq2seq.translate import TranslateOptions, translations, with_folder_defaults
 
-from .models import Attention, Model, Texts, check_single, generation_options, stacked, texts_of
+from .models import (
+    Attention,
+    Model,
+    Texts,
+    check_single,
+    generation_options,
+    stacked,
+    texts_of,
+    warn,
+)
 
 
 class Translator(Model):
@@ -62,13 +73,10 @@ class Translator(Model):
         Raises:
             UsageError: There is no such option, or its value does not fit.
         """
-        given = generation_options(options, "batch_size")
-        asked = TranslateOptions(ckpt_path=self.source, **options)
-        asked = replace(with_folder_defaults(self.model, asked, given), nbest=1)
 
         def run(lines: list[str]) -> list[str]:
-            found = translations(self.model, lines, asked)
-            return [self.model.tokenizer.decode(best[0].tokens) for best in found]
+            found = self._translations(lines, options)
+            return [self.model.tokenizer.decode(one.tokens) for one in found]
 
         return texts_of(texts, run)
 
@@ -78,25 +86,34 @@ class Translator(Model):
 
         Raises `UsageError` if either is longer than the model can read.
         """
-        tokens = self._target(translation)
+        check_single(isinstance(text, str), text, "text")
+        check_single(isinstance(translation, str), translation, "translation")
+        limit = self.net.max_length
+        source, (is_cut,) = self.model.tokenizer.encode_sources([text], limit)
+        tokens, is_target_cut = encode_translation(self.model, translation)
+        if is_cut or is_target_cut:
+            what = "text" if is_cut else "translation"
+            raise UsageError(f"the {what} has more than {limit} tokens: shorten it")
         start = self.model.tokenizer.decoder_start_id
         inputs = torch.tensor([[start, *tokens[:-1]]], device=self.device)  # (1, N)
-        hidden = self.net(self._source(text), inputs)  # (1, N, E)
+        hidden = self.net(torch.tensor(source, device=self.device), inputs)  # (1, N, E)
         loss, _ = self.net.loss(hidden, torch.tensor([tokens], device=self.device))
         return Score.of(float(loss) * len(tokens), len(tokens), len(translation.encode()))
 
-    @torch.no_grad()
-    def embed(self, texts: Texts) -> Tensor:
+    def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
         """Mean of the encoder's vectors over the tokens: (E,) for one text, (S, E) for several.
 
         Of a decoder-only model, of the embeddings of the tokens.
         """
 
-        def run(many: list[str]) -> list[Tensor]:
-            return [self.net.encode(self._source(text)).states[0].mean(0).cpu() for text in many]
+        def run(tokens: Tensor, padding_mask: Tensor) -> list[Tensor]:
+            states = self.net.encode(tokens, padding_mask).states  # (B, M, E)
+            return list(masked_mean(states, padding_mask).cpu())
 
-        found = texts_of(texts, run)
-        return stacked(found)
+        def all_batches(many: list[str]) -> list[Tensor]:
+            return self.run_batches(self._sources(many), batch_size, run)
+
+        return stacked(texts_of(texts, all_batches))
 
     def attention(self, text: str, translation: str | None = None) -> Attention:
         """Cross-attention of all layers and heads for one text, (L, H, N, M).
@@ -105,11 +122,17 @@ class Translator(Model):
 
         Args:
             text: One text, of M tokens.
-            translation: Of N tokens; None: the model's own.
+            translation: Of N tokens; None: that of `translate`.
+
+        Raises:
+            UsageError: The text is empty.
         """
-        (source,) = self._source(text).tolist()
+        check_single(isinstance(text, str), text, "text")
+        if not text.strip():
+            raise UsageError("the text is empty: give a sentence to translate")
+        (source,) = self._sources([text])
         if translation is None:
-            tokens = translate_text(self.model, source, beams=5).tokens
+            tokens = self._translations([text], {})[0].tokens
         else:
             tokens = self._target(translation)
         weights = cross_attention_weights(self.model, source, tokens)
@@ -117,20 +140,27 @@ class Translator(Model):
         queries = token_labels(pair.target, tokens)
         return Attention(weights.float().clone(), queries, token_labels(pair.source, source))
 
-    def _source(self, text: str) -> Tensor:
-        """Token ids of a text, (1, M)."""
-        check_single(isinstance(text, str), text, "text")
-        rows, (is_cut,) = self.model.tokenizer.encode_sources([text], self.net.max_length)
-        if is_cut:
-            raise UsageError(f"the text has more than {self.net.max_length} tokens: shorten it")
-        return torch.tensor(rows, device=self.device)
+    def _translations(self, lines: list[str], options: dict[str, Any]) -> list[Translation]:
+        """The best translation of each line; options as of `translate`."""
+        asked = generation_options(TranslateOptions, options, "batch_size", ckpt_path=self.source)
+        asked = with_folder_defaults(self.model, asked, options, warn)
+        found = translations(self.model, lines, replace(asked, nbest=1), warn, progress=False)
+        return [best[0] for best in found]
+
+    def _sources(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of texts, with special tokens; warns of those that are truncated."""
+        limit = self.net.max_length
+        rows, cut = self.model.tokenizer.encode_sources(texts, limit)
+        if any(cut):
+            what = f"{sum(cut)} of {len(texts)} sentences"
+            warn(truncation(what, limit, self.model.tokenizer.source.truncation))
+        return rows
 
     def _target(self, text: str) -> list[int]:
-        """Token ids of a translation, with the end token."""
+        """Token ids of a translation, with the end token; warns if it is truncated."""
         check_single(isinstance(text, str), text, "translation")
         tokens, is_cut = encode_translation(self.model, text)
         if is_cut:
-            raise UsageError(
-                f"the translation has more than {self.net.max_length} tokens: shorten it"
-            )
+            kept = self.model.tokenizer.target.truncation
+            warn(truncation("the translation", self.net.max_length, kept))
         return tokens

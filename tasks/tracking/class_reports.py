@@ -13,20 +13,35 @@ LISTED_PAIRS = 50  # of classes, in confused.csv
 REPORT = ("class", "precision", "recall", "f1", "support")
 LABEL_REPORT = ("label", "precision", "recall", "f1", "average_precision", "support")
 CONFUSED = ("class", "predicted", "count")
+THRESHOLD = 0.5  # of the probability above which a label is predicted, as in torchmetrics
+
+
+def is_predicted(probabilities: Tensor) -> Tensor:
+    """Which labels are predicted: bool, in the shape of the probabilities."""
+    return probabilities > THRESHOLD
 
 
 def class_report(counts: Tensor, names: Sequence[str]) -> list[list[Any]]:
     """The columns of report.csv from a confusion matrix (K, K), true class by predicted class.
 
-    Precision: correct among those predicted; recall: correct among those of the class; F1: their
-    harmonic mean; support: samples of the class. Without any, they are 0.
+    Precision, recall, F1 and support of each class, 0 without any samples.
     """
-    correct = counts.diagonal().double()  # (K,)
     support = counts.sum(1)  # (K,)
-    precision = correct / counts.sum(0).clamp(min=1)
-    recall = correct / support.clamp(min=1)
-    f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
-    return [list(names), *(column.tolist() for column in (precision, recall, f1, support))]
+    scores = precision_recall_f1(counts.diagonal(), counts.sum(0), support)
+    return [list(names), *(column.tolist() for column in (*scores, support))]
+
+
+def precision_recall_f1(
+    correct: Tensor, predicted: Tensor, support: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of K classes, float64 (K,) each, from counts (K,); 0 if the divisor is 0.
+
+    Precision: correct among those predicted; recall: correct among those of the class; F1: their
+    harmonic mean.
+    """
+    precision = correct.double() / predicted.clamp(min=1)
+    recall = correct.double() / support.clamp(min=1)
+    return precision, recall, 2 * precision * recall / (precision + recall).clamp(min=1e-12)
 
 
 def most_confused(counts: Tensor, names: Sequence[str]) -> list[list[Any]]:
@@ -44,26 +59,22 @@ def most_confused(counts: Tensor, names: Sequence[str]) -> list[list[Any]]:
 
 def confusion_counts(samples: Evaluated) -> Tensor:
     """(K, K) int64: samples of each true class by predicted class."""
-    classes = samples.probabilities.shape[1]
-    pairs = samples.labels * classes + samples.probabilities.argmax(-1)  # (S,)
+    classes = samples.predictions.shape[1]
+    pairs = samples.labels * classes + samples.predictions.argmax(-1)  # (S,)
     return pairs.bincount(minlength=classes**2).reshape(classes, classes).cpu()
 
 
 def label_report(samples: Evaluated, names: Sequence[str]) -> list[list[Any]]:
-    """The columns of report.csv for several labels per sample, predicted from 0.5 on.
+    """The columns of report.csv for several labels per sample.
 
-    Precision, recall, F1, average precision and support of each label, 0 without any.
+    Precision, recall, F1, average precision and support of each label, 0 without any samples.
     """
     truth = samples.labels.bool()  # (S, K)
-    predicted = samples.probabilities >= 0.5  # (S, K)
-    correct = (truth & predicted).sum(0).double()  # (K,)
+    predicted = is_predicted(samples.predictions)  # (S, K)
     support = truth.sum(0)  # (K,)
-    precision = correct / predicted.sum(0).clamp(min=1)
-    recall = correct / support.clamp(min=1)
-    f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
+    scores = precision_recall_f1((truth & predicted).sum(0), predicted.sum(0), support)
     ranked = torch.zeros(len(names))
     for label in support.nonzero().flatten().tolist():  # torchmetrics warns of the others
-        scores = samples.probabilities[:, label]
-        ranked[label] = binary_average_precision(scores, truth[:, label].long())
-    columns = (precision, recall, f1, ranked, support)
-    return [list(names), *(column.tolist() for column in columns)]
+        probabilities = samples.predictions[:, label]
+        ranked[label] = binary_average_precision(probabilities, truth[:, label].long())
+    return [list(names), *(column.tolist() for column in (*scores, ranked, support))]

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tasks.tracking.report import MANY_CLASSES
 
@@ -94,10 +93,11 @@ def calibration_bins(probabilities: Tensor, labels: Tensor) -> CalibrationBins:
     correct = (predicted == labels).cpu().double()
     confidence = confidence.cpu().double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
-    members = F.one_hot(torch.bucketize(confidence, edges), BINS).double()  # (S, BINS)
-    counts = members.sum(0)  # (BINS,)
+    bins = torch.bucketize(confidence, edges)  # (S,)
+    counts = bins.bincount(minlength=BINS).double()  # (BINS,)
     filled = counts.clamp(min=1)
-    return CalibrationBins(counts, confidence @ members / filled, correct @ members / filled)
+    sums = [bins.bincount(values, BINS) for values in (confidence, correct)]  # (BINS,) each
+    return CalibrationBins(counts, sums[0] / filled, sums[1] / filled)
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> Tensor:

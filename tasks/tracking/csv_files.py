@@ -25,9 +25,9 @@ def unique_heads(heads: Sequence[str]) -> list[str]:
     >>> unique_heads(["text", "label", "text", "other"])
     ['text', 'label', 'probability_text', 'other']
     """
-    found: list[str] = []
+    found: dict[str, None] = {}  # a set that keeps the order
     for head in heads:
         while head in found:
             head = f"probability_{head}"
-        found.append(head)
-    return found
+        found[head] = None
+    return list(found)

@@ -1,4 +1,4 @@
-"""What an evaluation of a classifier keeps of its samples: probabilities, and pooled vectors."""
+"""What an evaluation of a classifier keeps of its samples: predictions, and pooled vectors."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,25 +9,25 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 MAX_VECTORS = 2000  # in embeddings.png
-Score = Callable[[Tensor, Tensor], Tensor]  # of probabilities (S, K) and labels (S,)
+SampleScore = Callable[[Tensor, Tensor], Tensor]  # of predictions (S, K) and labels
 
 
 class Evaluated(NamedTuple):
-    """Position (S,) in the data, predictions and targets of each sample.
+    """Predictions, targets and positions of S samples.
 
     Args:
-        indices: (S,).
-        probabilities: (S, K), or the numbers that were predicted.
-        labels: (S,) classes, or (S, K).
+        predictions: Probabilities, or numbers, (S, K).
+        labels: Classes (S,), or labels or numbers (S, K).
+        indices: Positions in the data, (S,).
     """
 
-    indices: Tensor
-    probabilities: Tensor
+    predictions: Tensor
     labels: Tensor
+    indices: Tensor
 
 
 class EvaluatedSamples(Metric):
-    """Probabilities and labels of all samples, and scores that need all of them at once.
+    """Predictions and labels of all samples, and scores that need all of them at once.
 
     Args:
         scores: By the name that is logged, such as {"ece": calibration_error}.
@@ -37,33 +37,37 @@ class EvaluatedSamples(Metric):
     """
 
     full_state_update = False
+    predictions: list[Tensor]
+    labels: list[Tensor]
+    indices: list[Tensor]
 
-    def __init__(self, scores: Mapping[str, Score] = {}) -> None:
+    def __init__(self, scores: Mapping[str, SampleScore] = {}) -> None:
         super().__init__()
         self.scores = dict(scores)
         self.names = tuple(scores)
         self.found: Evaluated | None = None
-        for name in Evaluated._fields:
-            self.add_state(name, [], dist_reduce_fx="cat")
+        self.add_state("predictions", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+        self.add_state("indices", [], dist_reduce_fx="cat")
 
     def reset(self) -> None:
         super().reset()
         self.found = None
 
-    def update(self, probabilities: Tensor, labels: Tensor, index: Tensor) -> None:
-        for name, values in zip(Evaluated._fields, (index, probabilities, labels), strict=True):
-            getattr(self, name).append(values)
+    def update(self, predictions: Tensor, labels: Tensor, index: Tensor) -> None:
+        self.predictions.append(predictions)
+        self.labels.append(labels)
+        self.indices.append(index)
 
     def compute(self) -> dict[str, Tensor]:
-        parts: list[Tensor] = [dim_zero_cat(getattr(self, name)) for name in Evaluated._fields]
-        order = parts[0].argsort()
-        self.found = Evaluated(*(part[order] for part in parts))
-        for name, values in self.found._asdict().items():
-            setattr(self, name, [values])  # frees the batches
-        return {
-            name: score(self.found.probabilities, self.found.labels)
-            for name, score in self.scores.items()
-        }
+        indices = dim_zero_cat(self.indices)
+        order = indices.argsort()
+        predictions = dim_zero_cat(self.predictions)[order]
+        labels = dim_zero_cat(self.labels)[order]
+        self.found = Evaluated(predictions, labels, indices[order])
+        # This frees the batches.
+        self.predictions, self.labels, self.indices = ([values] for values in self.found)
+        return {name: score(predictions, labels) for name, score in self.scores.items()}
 
 
 class PooledVectors:

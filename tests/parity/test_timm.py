@@ -21,7 +21,8 @@ from modules.models.vit import ViT
 from modules.pretrained.timm import config_from_timm_model
 from modules.pretrained.vit import TIMM
 from tasks.errors import UsageError
-from tasks.vit.pretrained import TimmFiles, TimmModel, find_model
+from tasks.vit.pretrained import find_model
+from tasks.vit.pretrained_timm import TimmFiles, TimmModel
 from tests.helpers.marks import slow_except
 from tests.parity.vit import difference, our_vit, timm_model, tiny_timm
 

@@ -12,7 +12,16 @@ from tasks.vit import attend
 from tests.helpers.cases import UninterruptedRuns
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.forked import Server
-from tests.helpers.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
+from tests.helpers.tiny import (
+    PAIRS,
+    SHORT,
+    SMALL_LM,
+    SMALL_S2S,
+    TINY,
+    write_corpus,
+    write_data,
+    write_pairs,
+)
 
 BLANK = Image.new("RGB", (4, 4))
 
@@ -106,3 +115,17 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     line = f"{SMALL_S2S} {pairs} --model.decoding.beams 2"
     more = "--trainer.max_epochs 12 --trainer.check_val_every_n_epoch 6"
     return fit(f"{line} {more}", "seq2seq", folder)
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny run of each task; read only."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_data(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for task, options in TINY.items():
+            few = "--trainer.max_epochs 1 --trainer.limit_val_batches 1"
+            line = f"fit {options} {few} --trainer.limit_test_batches 0 --run_dir {task}"
+            assert run(line, task) == 0
+    return folder

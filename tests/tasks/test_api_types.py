@@ -60,6 +60,8 @@ assert_type(translator.translate("two", beams=2), str)
 assert_type(translator.translate(["two", "three"]), list[str])
 assert_type(translator.score("two", "zwei"), tessera.Score)
 
+assert_type(tessera.__version__, str)
+tessera.laod("runs/any")  # E: attr-defined
 found = tessera.load("runs/any")
 found.generate("The")  # E: union-attr
 if isinstance(found, tessera.LanguageModel):

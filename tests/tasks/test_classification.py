@@ -55,7 +55,7 @@ def test_confused_pairs_are_listed_if_there_are_many_classes(tmp_path: Path) -> 
     guesses = labels.clone()
     guesses[:30:5] = 24  # classes 0, 5, 10, 15, 20; class 0 twice
     probabilities = torch.eye(25)[guesses]  # (S, K)
-    problem.save_reports(tmp_path, "", Evaluated(torch.arange(50), probabilities, labels))
+    problem.save_reports(tmp_path, "", Evaluated(probabilities, labels, torch.arange(50)))
     with open(tmp_path / "confused.csv", newline="") as file:
         heads, first, *others = csv.reader(file)
     assert first == ["class 0", "class 24", "2"] and len(heads) == 3
@@ -72,7 +72,7 @@ def test_classes_without_samples_need_no_warning() -> None:
     assert float(auroc(probabilities, labels)) == pytest.approx(sum(expected) / 2, abs=1e-6)
     assert auroc(probabilities, torch.zeros(30, dtype=torch.int64)).isnan()
     sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
-    found = label_report(Evaluated(torch.arange(30), probabilities, sets), ["a", "b", "none"])
+    found = label_report(Evaluated(probabilities, sets, torch.arange(30)), ["a", "b", "none"])
     ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
     assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
     metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}

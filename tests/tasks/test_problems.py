@@ -1,5 +1,7 @@
 """Problem types of classifiers: losses, weights and metrics, against torch and scikit-learn."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,9 @@ from torch.nn import functional as F
 
 from tasks.errors import UsageError
 from tasks.problems import PROBLEMS, MultiLabel, Problem, Regression, SingleLabel
+from tasks.tracking.class_reports import label_report
+from tasks.tracking.csv_files import unique_heads
+from tasks.tracking.evaluated import Evaluated
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 2, 2, 0])
 
@@ -105,6 +110,30 @@ def test_metrics_equal_those_of_scikit_learn() -> None:
     assert found["mae"] == pytest.approx(mean_absolute_error(numbers, guess), rel=1e-5)
     assert found["rmse"] == pytest.approx(root_mean_squared_error(numbers, guess), rel=1e-5)
     assert found["r2"] == pytest.approx(r2_score(numbers, guess), rel=1e-4)
+
+
+def test_labels_at_the_threshold_are_those_of_the_metrics() -> None:
+    """A probability of exactly 0.5 predicts nothing, in answers, tables and torchmetrics."""
+    logits = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.0]])
+    truth = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    found = computed(MULTI, logits.repeat(5, 1), truth.repeat(5, 1))
+    assert found["exact_match"] == 1
+    probabilities = MULTI.predictions(logits)
+    answers = [MULTI.prediction(row).answer()["labels"] for row in probabilities]
+    samples = Evaluated(probabilities, truth, torch.arange(2))
+    _, columns = MULTI.evaluated_columns(samples)
+    assert answers == columns[0] == columns[1] == ["b", "a"]
+    _, precision, recall, *_ = label_report(samples, MULTI.names)
+    assert precision == recall == [1, 1, 0]
+
+
+def test_heads_of_many_classes_are_made_at_once() -> None:
+    names = [f"class {number}" for number in range(20_000)]
+    heads = ["class 7", *names]
+    start = time.process_time()
+    found = unique_heads(heads)
+    assert time.process_time() - start < 1
+    assert len(set(found)) == 20_001 and found[8] == "probability_class 7"
 
 
 def test_a_single_number_has_no_r2() -> None:

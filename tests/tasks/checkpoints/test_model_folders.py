@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from tasks.checkpoints.pretrained import downloading
+from tasks.errors import DataError, UsageError
 from tests.helpers.command import Capture, Console, Patch, environment, run
 from tests.helpers.model_folders import decoder_folder, encoder_folder, marian_folder, save_model
 from tests.helpers.results import checkpoint, same
@@ -251,3 +253,13 @@ def test_folders_of_translators(change: Callable[[], Any], named: str, console: 
     change()
     line = f"fit {PAIRS} --model.pretrained model"
     console.refused(line, named, task="seq2seq")
+
+
+def test_a_request_that_cannot_be_met_is_no_failed_download() -> None:
+    with pytest.raises(UsageError, match="^there is no such model$"), downloading("hf/x", "advice"):
+        raise UsageError("there is no such model")
+    with (
+        pytest.raises(DataError, match="hf/x could not be downloaded"),
+        downloading("hf/x", "wait"),
+    ):
+        raise OSError

@@ -124,10 +124,10 @@ def test_samples_are_kept_once_in_the_order_of_the_data() -> None:
     assert metric.compute()["mean"] == pytest.approx(float(probabilities.mean()))
     assert metric.found is not None
     assert torch.equal(metric.found.indices, torch.arange(50))
-    assert torch.equal(metric.found.probabilities, probabilities)
+    assert torch.equal(metric.found.predictions, probabilities)
     assert torch.equal(metric.found.labels, labels)
-    (held,) = metric.probabilities  # no second copy
-    assert held.data_ptr() == metric.found.probabilities.data_ptr()
+    (held,) = metric.predictions  # no second copy
+    assert held.data_ptr() == metric.found.predictions.data_ptr()
     metric.reset()
     assert metric.found is None
 

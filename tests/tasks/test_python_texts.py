@@ -1,0 +1,120 @@
+"""`import tessera`: what models of texts do with masks, long texts and options."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tessera
+
+from tasks.checkpoints.generation_config import FolderGeneration, GenerationSettings
+from tasks.errors import UsageError
+from tests.helpers.tiny_models import close
+
+
+def test_a_continuation_joins_the_word_before_it(runs: Path) -> None:
+    model = tessera.load(runs / "mlm", kind=tessera.MaskedLanguageModel)
+    tokenizer = model.tokenizer
+    count = tokenizer.vocab_size
+    for text, starts in (
+        ("a [MASK] film", True),
+        ("a [MASK] film", False),
+        ("a[MASK] film", False),
+    ):
+        (found,) = model.fill_mask(text, top_k=count)
+        ids = {one.token: tokenizer.vocab.get(one.token) for one in found}
+        words = [one for one in found if one.token.removeprefix("##").isalnum()]
+        words = [one for one in words if one.token.startswith("##") != starts]
+        assert len(words) > 5
+        before, after = tokenizer.encode_batch(["a", "film"])
+        for one in words:
+            assert one.text == tokenizer.decode([*before, ids[one.token], *after])
+
+
+def test_warnings_name_the_line_of_the_user(runs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A text that is too long is truncated, with a warning, whatever the method."""
+    text = "two three four " * 100
+    calls: dict[str, list[Callable[[Any], Any]]] = {
+        "bert": [
+            lambda model: model.predict(text),
+            lambda model: model.embed([text]),
+            lambda model: model.attention(text),
+        ],
+        "mlm": [lambda model: model.embed(text), lambda model: model.attention(text)],
+        "lm": [
+            lambda model: model.generate(text, max_new_tokens=1),
+            lambda model: model.generate([text], beams=2, max_new_tokens=1),
+            lambda model: list(model.stream(text, max_new_tokens=1)),
+            lambda model: model.embed(text),
+            lambda model: model.attention(text),
+        ],
+        "seq2seq": [
+            lambda model: model.translate(text),
+            lambda model: model.translate(["two"] * 200 + [text]),
+            lambda model: model.embed([text]),
+            lambda model: model.attention(text),
+            lambda model: model.attention("two", text),
+        ],
+    }
+    for task, some in calls.items():
+        model = tessera.load(runs / task)
+        for call in some:
+            with pytest.warns(UserWarning, match="truncated to") as found:
+                call(model)
+            assert {warning.filename for warning in found} == {__file__}
+    predictor = tessera.Predictor(runs / "bert")
+    with pytest.warns(UserWarning, match="truncated to") as found:
+        predictor({"text": np.array([text])})
+    assert {warning.filename for warning in found} == {__file__}
+    translator = tessera.load(runs / "seq2seq", kind=tessera.Translator)
+    for pair in ((text, "TWO"), ("two", text)):
+        with pytest.raises(UsageError, match="shorten"):
+            translator.score(*pair)
+    language = tessera.load(runs / "lm", kind=tessera.LanguageModel)
+    assert language.score(text * 10, stride=1).tokens > 100
+    assert capfd.readouterr() == ("", "")
+
+
+def test_vectors_do_not_depend_on_the_batch(runs: Path) -> None:
+    texts = ["two", "three four five six", "", "seven eight nine"]
+    for task in ("bert", "mlm", "lm", "seq2seq"):
+        model = tessera.load(runs / task)
+        together = model.embed(texts, batch_size=3)
+        close([*together], [model.embed(text) for text in texts])
+        with pytest.raises(UsageError, match="batch_size"):
+            model.embed(texts, batch_size=0)
+
+
+def test_options_of_generation_are_checked(runs: Path) -> None:
+    language = tessera.load(runs / "lm", kind=tessera.LanguageModel)
+    translator = tessera.load(runs / "seq2seq", kind=tessera.Translator)
+    wrong: list[dict[str, Any]] = [
+        {"top_k": -3}, {"temperature": -1}, {"beams": 0}, {"top_p": "x"}, {"max_new_tokens": 2.5},
+    ]  # fmt: skip
+    for options in wrong:
+        (name,) = options
+        for call in (language.generate, language.stream, translator.translate):
+            with pytest.raises(UsageError, match=name):
+                call("two", **options)
+    with pytest.raises(UsageError, match="batch_size"):
+        translator.translate("two", batch_size=0)
+    with pytest.raises(UsageError) as found:
+        language.generate("two", nonsense=1)
+    names = str(found.value).partition("choose from ")[2]
+    assert names.startswith("max_new_tokens, temperature, top_k, top_p")
+
+
+def test_a_translation_is_explained_as_it_is_made(translator: Path) -> None:
+    """With the settings of the model's folder."""
+    model = tessera.load(translator, kind=tessera.Translator)
+    text = "two three four five"
+    alone = model.translate(text)
+    settings = GenerationSettings(do_sample=True, temperature=5.0, max_new_tokens=4)
+    generation = FolderGeneration(Path("generation_config.json"), settings, (), 0)
+    model.model = model.model._replace(generation=generation)
+    assert model.translate(text) != alone
+    queries = [token for token in model.attention(text).queries if not token.startswith("[")]
+    assert queries == model.translate(text).split()
+    with pytest.raises(UsageError, match="empty"):
+        model.attention(" ")
