@@ -110,6 +110,6 @@ examples:
 {examples}
 
 more:
-  {options}   every option, what it does, its unit and its default
+  {options}   the main options and their values; `fit --help all`: every option
   {configs:<{pad}}   documented examples for --config
-  {"README.md":<{pad}}   your own data, results, how to extend"""
+  {"tasks/README.md":<{pad}}   your own data, results, how to extend"""

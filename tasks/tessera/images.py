@@ -16,6 +16,7 @@ from datamodules.vision.decoding import decode, pixels_of, resize_and_crop
 from modules.models.vit import ViT
 from modules.record import AttentionRecord
 from tasks.predictions import AnyPrediction
+from tasks.tracking.report import counted
 from tasks.vit.attend import rollout
 
 from .models import (
@@ -156,5 +157,7 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
     if len(image) == 1 and channels == 3:
         return image.expand(3, -1, -1)
     if len(image) != channels:
-        raise UsageError(f"the model reads images of {channels} channels, not {len(image)}")
+        raise UsageError(
+            f"the model reads images of {counted(channels, 'channel')}, not {len(image)}"
+        )
     return image
