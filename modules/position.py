@@ -329,7 +329,7 @@ def build_position(
     )
     require(
         not kind.is_rotary or stack.attention == "dot",
-        f'position "{name}" works on dot products; use stack.attention "dot" or another position.',
+        f'position "{name}" works on dot products; use attention "dot" or another position.',
     )
     known = dict(list(inspect.signature(kind).parameters.items())[2:])  # after stack and grid
     for option in options:

@@ -61,10 +61,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --model.net.position_options {base:100}": "'{name: value}'",
         "fit --model.net.position_options '{bse: 100}'": "--model.net.position_options: ",
         "fit --model.net.position_options '{base: x}'": "--model.net.position_options.base",
-        "fit --model.net.stack.attention additive": (
-            "--model.net.position ",
-            "--model.net.stack.attention",
-        ),
+        "fit --model.net.stack.attention additive": "--model.net.position ",
         "fit --model.net.stack.causal true": "--model.net.stack.causal",
         "fit --modle.net.stack.depth 3": "--model.net.stack.depth",
         "fit --model.net.image_size 9": ("--model.net.image_size 9", "--model.net.patch_size 2"),
