@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,13 @@ from datamodules.base import (
     require_same_targets,
     target_metadata,
 )
-from datamodules.sources import SOURCES, DatasetOptions, LabelledSource, open_source
+from datamodules.sources import (
+    SOURCES,
+    DatasetOptions,
+    ImageTables,
+    LabelledSource,
+    open_source,
+)
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
@@ -28,6 +35,8 @@ from datamodules.vision.image_datasets import (
     decode_all,
 )
 from datamodules.vision.records import IMAGE_ENDINGS, Records
+
+INPUT = "an image, a folder of images, or a CSV or JSON Lines file that names images"
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class ImageData(ResumableDataModule):
         if image_size is not None and image_size < 1:
             raise UsageError(f"--data.image_size is {image_size}, but must be at least 1.")
         self.image_size = image_size
-        self.predict_path: str | None = None  # an image file or a folder of images
+        self.predict_path: str | None = None  # what `INPUT` says
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
@@ -182,15 +191,28 @@ class ImageData(ResumableDataModule):
 
     def _files_to_predict(self) -> Records:
         if self.predict_path is None:
-            raise UsageError("predict needs --input: an image file or a folder of images.")
+            raise UsageError(f"predict needs --input: {INPUT}.")
         path = Path(self.predict_path)
         fault = None if path.is_dir() else path_fault(path)
         if fault:
-            raise UsageError(f"{path} {fault}: --input takes an image file or a folder of images.")
-        files = files_below(path, IMAGE_ENDINGS, self.source.reject) if path.is_dir() else [path]
+            raise UsageError(f"{path} {fault}: --input takes {INPUT}.")
+        files = self._paths_at(path)
         if not files:
             raise UsageError(f"{path} holds no images.")
         return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
+
+    def _paths_at(self, path: Path) -> list[Path]:
+        """An image, those below a folder, or those that a table names, which needs no labels."""
+        if path.is_dir():
+            return files_below(path, IMAGE_ENDINGS, self.source.reject)
+        for kind in SOURCES.values():
+            if issubclass(kind, ImageTables) and kind.reads(Path(path.name)):
+                source = kind(str(path), self.options, self.skip_bad)
+                source.labelled = False
+                source.path_option = "--input"
+                source.skipped = self.source.skipped
+                return source.files("train")
+        return [path]
 
     @property
     def predict_samples(self) -> list[str]:
@@ -200,8 +222,10 @@ class ImageData(ResumableDataModule):
     def predict_state(self) -> Iterable[str]:
         """Paths, sizes and times of all files."""
         for path in self._split("predict").items:
-            status = os.stat(path)
-            yield f"{printable(path)} {status.st_size} {status.st_mtime_ns}"
+            yield printable(path)
+            with suppress(OSError):  # a table may name a file that is missing
+                status = os.stat(path)
+                yield f"{status.st_size} {status.st_mtime_ns}"
 
     def load(self, split: str) -> BatchedDataset:
         """In memory if the decoded images fit, else a stream."""

@@ -136,8 +136,8 @@ class Task(pl.LightningModule):
         """Returns metrics computed from samples/s over all devices, such as tokens/s."""
         return {}
 
-    def describe_targets(self) -> str:
-        """Returns what the line on the data at the start of a run ends with, as ", 2 classes"."""
+    def describe_targets(self, room: int) -> str:
+        """Returns the end of the first line on the data, as ", 2 classes", in `room` columns."""
         return ""
 
     def notes(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torchmetrics import Metric
 
 from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
+from datamodules.sources.base import shortened
 from tasks.base import Batch, Task
 from tasks.distributed.predicting import predicted
 from tasks.errors import UsageError
@@ -21,6 +22,8 @@ from tasks.tracking.evaluated import Evaluated, PooledVectors
 from tasks.tracking.evaluation_figures import save_embeddings, save_media
 from tasks.tracking.media import Picture, Table
 from tasks.tracking.report import counted
+
+FEW_CLASSES = 6  # that the first line of a run names
 
 
 class ClassifierTask(Task):
@@ -76,8 +79,11 @@ class ClassifierTask(Task):
             )
         return PROBLEMS[found](self.metadata)
 
-    def describe_targets(self) -> str:
-        return f", {self.problem.description}"
+    def describe_targets(self, room: int) -> str:
+        description = f", {self.problem.description}"
+        named = f"{description} ({', '.join(self.class_names)})"
+        has_few = 2 <= len(self.class_names) <= FEW_CLASSES
+        return named if has_few and len(named) <= room else description
 
     def on_fit_start(self) -> None:
         labels = self.datamodule.dataset("train").labels
@@ -140,10 +146,10 @@ class ClassifierTask(Task):
         return [names[i] for i in indices], [self.problem.prediction(row) for row in rows]
 
     def save_predictions(
-        self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], skipped: int
+        self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], bad: list[str]
     ) -> None:
-        """Writes what `predict_inputs` returned; says where, and how many inputs were skipped."""
+        """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
         column, noun, bad_ones = self.input_names
         file.write(column, inputs, self.class_names, found)
-        note = f", {skipped} bad {bad_ones} skipped" if skipped else ""
+        note = f", {len(bad)} bad {bad_ones} skipped: {shortened(bad)}" if bad else ""
         print(f"predictions for {counted(len(inputs), noun)} are in {file.path}{note}")

@@ -194,11 +194,13 @@ class PredictionFile:
             the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
             command that was killed can be resumed.
+        is_default: No name was given: answers for `--text` are printed only.
     """
 
     path: Path
     top_k: int | None = None
     key: str = ""
+    is_default: bool = False
 
     def __post_init__(self) -> None:
         if self.path.suffix not in FORMATS:
@@ -207,8 +209,6 @@ class PredictionFile:
             )
         if self.path.is_dir():
             raise UsageError(f"--output {self.path} is a folder: give the name of a file to write")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(f"--top_k {self.top_k} must be at least 1")
 
     @property
     def part(self) -> Path | None:

@@ -1,6 +1,7 @@
 """What classifiers learn to predict: one class, any number of labels, or a number."""
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -104,6 +105,8 @@ class Problem(ABC):
 
     def check_top_k(self, top_k: int) -> None:
         """Raises `UsageError` if an input has no `top_k` likeliest classes."""
+        if top_k < 1:
+            raise UsageError(f"--top_k {top_k} must be at least 1")
         if top_k > len(self.names):
             raise UsageError(
                 f"--top_k {top_k} exceeds the {len(self.names)} classes of the model: lower it, or "
@@ -212,6 +215,15 @@ class SingleLabel(Problem):
         return samples / (len(counts) * counts.clamp(min=1))
 
 
+class MeanAveragePrecision(MultilabelAveragePrecision):
+    """Of a label that no sample has it is 0, without a warning: report.csv shows its support."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No positive samples found in target")
+            return super().compute()
+
+
 class MultiLabel(Problem):
     """Any number of K labels for each sample: a sigmoid and binary cross-entropy for each."""
 
@@ -242,7 +254,7 @@ class MultiLabel(Problem):
         """Mean average precision and F1 over the labels; samples with all labels right."""
         labels = len(self.names)
         return {
-            "map": MultilabelAveragePrecision(labels),
+            "map": MeanAveragePrecision(labels),
             "f1": MultilabelF1Score(labels),
             "exact_match": MultilabelExactMatch(labels),
             "samples": EvaluatedSamples(),

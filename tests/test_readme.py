@@ -7,9 +7,11 @@ import re
 import shlex
 import sys
 import types
+from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import timm
@@ -19,7 +21,15 @@ from datasets import Image as ImageFeature
 from PIL import Image
 
 from datamodules.sources import SOURCES
+from modules.models.bert import BertClassifier, BertMaskedLM
+from modules.models.gpt import Decoder
+from modules.models.seq2seq import Seq2Seq
+from modules.models.vit import ViT
 from modules.position import POSITIONS
+from modules.pretrained import bert, decoder, seq2seq
+from modules.pretrained.timm import timm_settings
+from modules.pretrained.vit import TIMM
+from tasks.cli.app import load
 from tasks.cli.main import main
 from tests.helpers.tiny import write_pairs, write_reviews
 
@@ -97,6 +107,54 @@ def test_named_tests_and_options_exist() -> None:
 
 def test_the_first_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+SIZES: dict[str, dict[str, Any]] = {  # of data, which presets leave open
+    "vit": {"channels": 3, "num_classes": 2},
+    "bert": {"vocabulary": 9, "num_classes": 2},
+    "mlm": {"vocabulary": 9},
+    "lm": {"vocabulary": 9, "max_length": 8},
+    "seq2seq": {"source_vocabulary": 9, "target_vocabulary": 9, "max_length": 8},
+}
+
+
+def exports(task: str, config: Any) -> bool:
+    """Whether a network can be written for timm or Hugging Face."""
+    build, families = {
+        "vit": (ViT, {"timm": TIMM}),
+        "bert": (BertClassifier, bert.FAMILIES),
+        "mlm": (BertMaskedLM, bert.FAMILIES),
+        "lm": (Decoder, decoder.FAMILIES),
+        "seq2seq": (Seq2Seq, seq2seq.FAMILIES),
+    }[task]
+    metadata = {"class_names": [], "problem_type": "", "mean": [], "std": []}
+    with torch.device("meta"):
+        net: Any = build(config)
+    for family in families.values():
+        with suppress(ValueError):
+            family.weights_to_external(net.state_dict(), config)
+            if task == "vit":
+                timm_settings(config, metadata)
+            elif task in ("bert", "mlm"):
+                family.config_to_external(config, None)
+            else:
+                family.config_to_external(config, {})
+            return True
+    return False
+
+
+@pytest.mark.parametrize("task", SIZES)
+def test_presets_that_can_be_exported(task: str) -> None:
+    text = (ROOT / "tasks/README.md").read_text()
+    ((format, cells),) = re.findall(rf"^\| `(\w+)` \| `{task}` \| (.*) \|$", text, re.M)
+    assert format == ("timm" if task == "vit" else "hf")
+    presets = load(import_module(f"tasks.{task}.__main__").APP.presets)
+    found = [name for name in presets if exports(task, replace(presets[name], **SIZES[task]))]
+    assert re.findall(r"`(\w+)`", cells) == found
+    export = load(import_module(f"tasks.{task}.__main__").APP.extra_commands["export"][1])
+    formats = re.findall(r"'(\w+)'", str(get_type_hints(export)["format"]))
+    onnx = re.findall(r"`--format onnx` every model of (.*)\.", text)[0]
+    assert set(formats) == {"safetensors", format} | ({"onnx"} if f"`{task}`" in onnx else set())
 
 
 @pytest.fixture

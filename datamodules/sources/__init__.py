@@ -27,6 +27,7 @@ from datamodules.sources.images import (
     ImageFolder,
     ImageHub,
     ImageJson,
+    ImageTables,
 )
 from datamodules.sources.labelled import LabelledSource, ProblemType, SourceOptions, class_counts
 from datamodules.sources.parallel import (
@@ -64,6 +65,7 @@ __all__ = [
     "DatasetOptions",
     "DocumentSource",
     "Documents",
+    "ImageTables",
     "ParallelOptions",
     "ParallelSource",
     "Piece",

@@ -62,13 +62,14 @@ class Source:
     alternatives: Mapping[str, type["Source"]] = {}  # the sources of its task, by name
     option_prefix = "--data.dataset"  # of its options on the command line
     path_option = "--data.path"  # the option that names its path
+    unseen = False  # whether a model is evaluated that was trained on other data
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         self.path = path
         self.options = options
         self.skip_bad = skip_bad
         self.skipped: list[str] = []  # names of the samples that were skipped
-        self._is_untested = False  # whether the user was told so
+        self._warned: set[str] = set()  # what the user was told
         self._columns: dict[str, str] = {}  # that were found, by the option that chooses them
 
     @classmethod
@@ -103,11 +104,19 @@ class Source:
         """Whether the data have this split of their own."""
         raise NotImplementedError
 
+    def is_evaluated_whole(self, split: str) -> bool:
+        """Whether all samples are "val" or "test": of unseen data that are not split."""
+        return self.unseen and split != "train" and not (self.has("val") or self.has("test"))
+
     def warn_untested(self) -> None:
         """Says once that the data have no test split."""
-        if not self._is_untested:
-            rank_zero_warn("The data have no test split: the validation split is tested instead.")
-        self._is_untested = True
+        self.warn_once("The data have no test split: the validation split is tested instead.")
+
+    def warn_once(self, message: str) -> None:
+        """Warns, unless this source has done so."""
+        if message not in self._warned:
+            rank_zero_warn(message)
+        self._warned.add(message)
 
     # Samples that cannot be used.
 
@@ -164,13 +173,17 @@ class Source:
             advice: What else may help if the column is missing.
 
         Raises:
-            UsageError: The table has none of them, or it has another type.
+            UsageError: The table has none of them, it has another type, or another option chooses
+                it, too.
             DataError: It has several of that name.
         """
         fitting = [field.name for field in schema if fits(field.type)]
         choose = f"no column holds {content}"
         if fitting:
             choose = f"set {self.option_prefix}.{option} to one of {', '.join(fitting)}"
+        lower = [name.lower() for name in candidates]
+        if similar := [name for name in fitting if name.lower() in lower]:
+            choose = f"set {self.option_prefix}.{option} {similar[0]}"
         name = next((name for name in candidates if name in schema.names), None)
         if name is None:
             wanted = candidates[0] if candidates else f"of {content}"
@@ -183,6 +196,12 @@ class Source:
             raise UsageError(
                 f"column {name} of {self.origin} holds {str(kind)[:40]}, not {content}: {choose}."
             )
+        for other, column in self._columns.items():
+            if column == name and other != option:
+                raise UsageError(
+                    f"column {name} of {self.origin} is both {other} and {option}: set "
+                    f"{self.option_prefix}.{other} or {option} to another column."
+                )
         self._columns[option] = name
         return name
 
@@ -214,9 +233,11 @@ def files_at(path: Path) -> Iterator[Path]:
     """A file, or those below a folder, relative to it; of many of a kind in a folder, a few."""
     if not path.is_dir():
         yield Path(path.name)
-    for root, folders, names in os.walk(path):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for root, folders, names in os.walk(path, followlinks=True):
         folder = Path(root).relative_to(path)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if len(folder.parts) > 1:  # links are followed where splits and classes may lie
+            folders[:] = [name for name in folders if not Path(root, name).is_symlink()]
         visible = sorted(n for n in names if not n.startswith(".") and n not in METADATA)
         if folder.parts:  # one of each kind and split is enough
             kinds = {(split_of(Path(n)), *n.rsplit(".", 2)[1:]): n for n in reversed(visible)}

@@ -20,6 +20,7 @@ from datamodules.sources.readers.folders import files_by_split
 from datamodules.sources.readers.formats import (
     COMPRESSION,
     NOT_UTF8,
+    not_utf8,
     open_decompressed,
     read_csv,
     read_errors,
@@ -110,7 +111,7 @@ def read_blocks(source: Source, path: Path) -> Iterator[str]:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 line += error.object.count(b"\n", 0, error.start)
-                source.reject(str(path), f"{NOT_UTF8} in line {line}")
+                source.reject(str(path), f"in line {line} {not_utf8(path)}")
                 return
             yield text
             line += text.count("\n")

@@ -120,7 +120,8 @@ class DocumentSource(Source):
 
     Without a validation split, it is the end of the training text: exactly `val_fraction` of the
     characters, as is the custom for tiny Shakespeare (Karpathy 2015), even if that cuts a document.
-    Without a test split, the validation split is tested, with a warning.
+    Without a test split, the validation split is tested, with a warning. Of `unseen` data that are
+    not split, both are the whole text.
     """
 
     noun = "documents"
@@ -189,6 +190,8 @@ class DocumentSource(Source):
 
         Raises `UsageError` if there is no training split; `DataError` if there is no text in it.
         """
+        if self.is_evaluated_whole(split) and self.has("train"):
+            return Documents(partial(self.read, "train"), self.statistics("train"))
         if self.has(split) and (split != "train" or self.has("val")):
             return Documents(partial(self.read, split), self.statistics(split))
         if split == "test":

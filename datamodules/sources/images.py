@@ -64,7 +64,7 @@ class ImageHub(LabelledTables[Records]):
         if not self.has(split):
             return None
         table = self.table(split)
-        images = encoded_images(table.columns.column(self._image_column(table.columns.schema)))
+        images = encoded_images(table.columns.column(self.sample_column(table.columns.schema)))
         where = f"the {split} split of {self.origin}"
         return TableRecords(images, self.labels(split), table.rows, where, self._roots())
 
@@ -78,7 +78,7 @@ class ImageHub(LabelledTables[Records]):
         folders = (config.HF_DATASETS_CACHE, config.DOWNLOADED_DATASETS_PATH, HF_HUB_CACHE)
         return tuple(Path(folder) for folder in folders)
 
-    def _image_column(self, schema: pa.Schema) -> str:
+    def sample_column(self, schema: pa.Schema) -> str:
         given = self.options.image_column
         fitting = [field.name for field in schema if holds_images(field.type)]
         candidates = [given] if given else described_columns(schema, "Image") + fitting
@@ -109,7 +109,8 @@ class ImageTables(LabelledTables[Records]):
 
     @property
     def cell_types(self) -> CellTypes:
-        return {self._image_columns: (str,), **self.label_cells}
+        found: CellTypes = {self._image_columns: (str,)}
+        return {**found, **self.label_cells} if self.labelled else found
 
     @property
     def _image_columns(self) -> tuple[str, ...]:
@@ -120,18 +121,23 @@ class ImageTables(LabelledTables[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
+        files = self.files(split)
+        return Records(files, self.labels(split), torch.arange(len(files)))
+
+    def files(self, split: str) -> list[Path]:
+        """The image of each row. Raises `DataError` if a row names none."""
         table = self.table(split)
-        schema = table.columns.schema
-        name = self.find_column(
-            schema, "image_column", self._image_columns, is_text, "names of files"
-        )
+        name = self.sample_column(table.columns.schema)
         folder = self.table_files[split][0].parent
         cells = table.columns.column(name).to_pylist()
         if None in cells:
             row = table.name(cells.index(None))
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
-        return Records(
-            [folder / cell for cell in cells], self.labels(split), torch.arange(len(cells))
+        return [folder / cell for cell in cells]
+
+    def sample_column(self, schema: pa.Schema) -> str:
+        return self.find_column(
+            schema, "image_column", self._image_columns, is_text, "names of files"
         )
 
 

@@ -27,7 +27,8 @@ class SourceOptions(HubOptions):
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
             compared.
-        class_names: Names in the order of the labels; None: as the data say.
+        class_names: Names in the order of the labels, such as bad, good for 0, 1 or for 1, 2; None:
+            as the data say.
     """
 
     problem_type: ProblemType = "single_label_classification"
@@ -35,7 +36,11 @@ class SourceOptions(HubOptions):
     label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
-    class_names: list[str] | None = None
+    class_names: list[str | int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.class_names is not None:  # YAML reads [1, 2] as numbers
+            object.__setattr__(self, "class_names", [str(name) for name in self.class_names])
 
 
 class Split(Protocol):
@@ -68,6 +73,7 @@ class LabelledSource(Source, Generic[S]):
     """Base: subclasses have class names, and read the samples of a split."""
 
     checkpoint_classes: list[str] | None = None  # of the model that is tested or resumed
+    labelled = True  # whether targets are read
     needs_every_class = True  # whether the training split must have samples of each class
     problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
 
@@ -92,10 +98,11 @@ class LabelledSource(Source, Generic[S]):
 
         Without a validation split, it is `val_fraction` of each class of the training split, or of
         all samples if they do not have one class each;
-        without a test split, the validation split is tested, with a warning. Raises `UsageError` if
-        there is no training split, or it is too small to hold samples out.
+        without a test split, the validation split is tested, with a warning. Of `unseen` data that
+        are not split, both are all samples. Raises `UsageError` if there is no training split, or
+        it is too small to hold samples out.
         """
-        found = self.records(split)
+        found = self.records("train" if self.is_evaluated_whole(split) else split)
         if found is not None and (split != "train" or self.has("val")):
             return found
         if split == "test":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.sources.base import Source
 from datamodules.sources.readers.folders import ClassFolders, files_below, files_by_split
-from datamodules.sources.readers.formats import NOT_UTF8
+from datamodules.sources.readers.formats import not_utf8
 from datamodules.sources.readers.labels import (
     ClassColumn,
     LabelledTables,
@@ -42,9 +42,12 @@ class TextHub(LabelledTables[TextSamples], TextSource):
 
     def read(self, split: str) -> TextSamples:
         table = self.table(split)
-        texts = table.columns.column(text_column(self, table.columns.schema))
+        texts = table.columns.column(self.sample_column(table.columns.schema))
         labels = None if split == "unlabelled" else self.labels(split)
         return text_samples(texts, table.rows, where=table.where, labels=labels)
+
+    def sample_column(self, schema: pa.Schema) -> str:
+        return text_column(self, schema)
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64; for pretraining they are not checked, and 0 without a column of classes."""
@@ -131,7 +134,7 @@ class TextFolder(ClassFolders[TextSamples], TextSource):
             self.reject(printable(path), f"cannot be read ({error.strerror})")
         except UnicodeDecodeError as error:
             line = error.object.count(b"\n", 0, error.start) + 1
-            self.reject(printable(path), f"{NOT_UTF8} in line {line}")
+            self.reject(printable(path), f"in line {line} {not_utf8(path)}")
         return None
 
 

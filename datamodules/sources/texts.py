@@ -117,7 +117,6 @@ class TextSource(LabelledSource[TextSamples]):
     """
 
     noun = "texts"
-    labelled = True
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
         super().__init__(path, options, skip_bad)
@@ -147,10 +146,15 @@ class TextSource(LabelledSource[TextSamples]):
         names = self.class_names
         counts = class_counts(samples.labels, len(names)).tolist()
         if 0 in counts:
+            advice = "add texts of it"
+            if self.options.class_names:
+                advice += (
+                    ", or remove it from --data.dataset.class_names, and its texts from the other "
+                    "splits"
+                )
             raise UsageError(
                 f"class {names[counts.index(0)]} is missing from the training split of "
-                f"{self.origin}: add texts of it, or list the classes there are with "
-                "--data.dataset.class_names."
+                f"{self.origin}: {advice}."
             )
 
     def corpus(self, split: str) -> pa.ChunkedArray:

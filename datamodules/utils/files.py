@@ -79,6 +79,20 @@ def path_fault(path: str | os.PathLike) -> str | None:
     return None if stat.S_ISREG(mode) else "is not a regular file"
 
 
+def may_hold(path: str | None, saved: str | None) -> bool:
+    """Whether a path may be, or be a folder around, one that was saved, perhaps in another folder.
+
+    A saved relative path that does not exist here may be any of its name.
+    """
+    if path is None or saved is None:
+        return path == saved
+    saved_path = Path(saved).resolve()
+    if Path(path).resolve() in (saved_path, *saved_path.parents):
+        return True
+    is_elsewhere = not Path(saved).is_absolute() and not saved_path.exists()
+    return is_elsewhere and Path(path).exists() and Path(path).name == Path(saved).name
+
+
 def regular_files(
     folder: Path,
     reject: Callable[[str, str], None],
@@ -86,18 +100,24 @@ def regular_files(
 ) -> list[Path]:
     """All regular files below a folder at any depth, and links to them, sorted; no hidden ones.
 
-    `reject` is called with a name and what is wrong with it, for folders that cannot be read, links
-    to folders, wanted files that are not regular, and names that are not UTF-8.
+    Links to folders are followed if they lie directly in `folder` and are called as a split.
+    `reject` is called with a name and what is wrong with it, for folders that cannot be read, other
+    links to folders, wanted files that are not regular, and names that are not UTF-8.
     """
+    from datamodules.utils.splits import split_of  # imports torch, which the CLI's screens do not
+
     files = []
     faults = []
 
     def add_unreadable(error: OSError) -> None:
         faults.append((printable(error.filename), f"cannot be read ({error.strerror})"))
 
-    for root, folders, names in os.walk(folder, onerror=add_unreadable):
+    for root, folders, names in os.walk(folder, onerror=add_unreadable, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        paths = [Path(root, name) for name in folders if Path(root, name).is_symlink()]
+        links = [name for name in folders if Path(root, name).is_symlink()]
+        refused = [name for name in links if Path(root) != folder or not split_of(Path(name))]
+        folders[:] = [name for name in folders if name not in refused]
+        paths = [Path(root, name) for name in refused]
         for name in names:
             is_hidden = name.startswith(".") or name.lower() in IGNORED_NAMES
             if not is_hidden and wanted(Path(root, name)):

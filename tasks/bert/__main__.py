@@ -34,6 +34,7 @@ APP = App(
     ),
     next_commands=(
         "predict --ckpt_path {best} --input FILE",
+        "export --ckpt_path {best} --format onnx",
         "export --ckpt_path {best} --format safetensors",
     ),
 )

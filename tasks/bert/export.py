@@ -14,6 +14,7 @@ from tasks.checkpoints.exporting import (
     with_numbers_in_units,
 )
 from tasks.checkpoints.reading import KEY, load_network, read_checkpoint
+from tasks.cli.app import program
 from tasks.errors import UsageError
 
 Format = TextFormat | Literal["onnx"]
@@ -62,7 +63,7 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
     saved = checkpoint[KEY]
     task = saved["task"]
     if task not in NETWORKS:
-        raise UsageError(f"checkpoint '{ckpt_path}' is of task {task}: use python -m tasks.{task}")
+        raise UsageError(f"checkpoint '{ckpt_path}' is of task {task}: use {program(task)}")
     build, graph = NETWORKS[task]
     net = load_network(checkpoint, BertConfig, build)
     metadata = with_numbers_in_units(net, saved["metadata"])

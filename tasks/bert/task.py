@@ -5,10 +5,10 @@ from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
-from torchmetrics.functional.classification import multiclass_auroc
 
 from datamodules.reviews import ReviewData
 from modules.models.bert import BertClassifier, BertConfig
@@ -18,7 +18,7 @@ from tasks.classification import ClassifierTask
 from tasks.errors import UsageError
 from tasks.predictions import PredictionFile
 from tasks.text import TextTask
-from tasks.tracking.class_scores import calibration_error
+from tasks.tracking.class_scores import calibration_error, roc_curve
 from tasks.tracking.evaluated import EvaluatedSamples
 
 
@@ -100,10 +100,16 @@ class BertTask(TextTask, ClassifierTask):
         if datamodule.predict_text:
             for one in predictions:
                 print(one.line(file.top_k))
+        if datamodule.predict_text and file.is_default:
             return
-        self.save_predictions(file, texts, predictions, len(datamodule.skipped))
+        self.save_predictions(file, texts, predictions, datamodule.skipped)
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Macro average of the area under the ROC curve of each class against the rest, ()."""
-    return multiclass_auroc(probabilities, labels, probabilities.shape[1])
+    """Macro average of the area under the ROC curve of each class against the rest, ().
+
+    Classes that no sample has are left out; NaN if there is one class only.
+    """
+    classes = zip(probabilities.cpu().unbind(1), range(probabilities.shape[1]), strict=True)
+    curves = [roc_curve("", scores, labels.cpu() == label) for scores, label in classes]
+    return torch.tensor([curve.auc for curve in curves if curve is not None]).mean()

@@ -72,8 +72,9 @@ def export_text_model(
         graph: For onnx, the network from `input_ids` and `attention_mask` to logits.
     """
     target = Path(output) if output else Path(best_checkpoint(ckpt_path)).with_suffix(f".{format}")
+    others = "safetensors" if graph is None else "onnx or safetensors"
     writers: dict[str, Callable[[Path], str]] = {
-        "hf": lambda folder: write_huggingface(net, folder, convert),
+        "hf": lambda folder: write_huggingface(net, folder, convert, others),
         "onnx": lambda folder: write_text_graph(graph, metadata, folder),
         "safetensors": lambda file: write_safetensors(net, metadata, file),
     }
@@ -99,14 +100,17 @@ def write_text_graph(graph: Any, metadata: dict[str, Any], folder: Path) -> str:
     )
 
 
-def write_huggingface(net: Any, folder: Path, convert: Convert) -> str:
-    """Writes weights and `config.json`; returns the code that loads them."""
+def write_huggingface(net: Any, folder: Path, convert: Convert, others: str) -> str:
+    """Writes weights and `config.json`; returns the code that loads them.
+
+    `others` are formats that take any network, for the message of an error.
+    """
     try:
         settings, state = convert(net)
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(
-            f"Hugging Face has no such model ({reason}): use --format safetensors"
+            f"Hugging Face has no such model ({reason}): use --format {others}"
         ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))

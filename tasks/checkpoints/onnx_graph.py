@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from datamodules.utils.extras import extra
 
+KEPT = ("class_names", "problem_type", "preprocessing")  # metadata that a graph holds
+
 
 def write_graph(
     net: nn.Module,
@@ -19,7 +21,7 @@ def write_graph(
     metadata: Mapping[str, Any],
     path: Path,
 ) -> None:
-    """Writes a network as a graph to "logits", with `class_names` in its metadata if there are any.
+    """Writes a network as a graph to "logits", with the metadata in `KEPT`, as JSON.
 
     Args:
         net: In evaluation mode.
@@ -48,6 +50,6 @@ def write_graph(
         )
     assert program is not None
     model = program.model_proto
-    if "class_names" in metadata:
-        onnx.helper.set_model_props(model, {"class_names": json.dumps(metadata["class_names"])})
+    kept = {name: json.dumps(metadata[name]) for name in KEPT if name in metadata}
+    onnx.helper.set_model_props(model, kept)
     onnx.save(model, path)

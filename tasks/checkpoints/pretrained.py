@@ -1,8 +1,8 @@
 """Pretrained models: checkpoints, folders of Hugging Face, the hub; and tokenizers of texts."""
 
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -296,16 +296,39 @@ def download_folder(model: str, option: str = PRETRAINED) -> Path:
     """Returns the folder with the files of a model on the hub; `option` named it."""
     from huggingface_hub import snapshot_download
 
-    for patterns in ([*DOWNLOADED_FILES], [*DOWNLOADED_FILES, *PYTORCH_FILES]):
-        try:
+    advice = (
+        "fetch its files elsewhere (config.json, model.safetensors, and preprocessor_config.json, "
+        "tokenizer.json or, for Marian, source.spm, target.spm and vocab.json) and give their "
+        f"folder as {option} FOLDER"
+    )
+    with downloading(f"hf/{model}", advice):
+        for patterns in ([*DOWNLOADED_FILES], [*DOWNLOADED_FILES, *PYTORCH_FILES]):
             folder = Path(snapshot_download(model, allow_patterns=patterns))
-        except Exception as error:  # of urllib, huggingface_hub, ...
-            raise DataError(
-                f"hf/{model} could not be downloaded ({type(error).__name__}): fetch its files "
-                "elsewhere (config.json, model.safetensors, and preprocessor_config.json, "
-                "tokenizer.json or, for Marian, source.spm, target.spm and vocab.json) and give "
-                f"their folder as {option} FOLDER"
-            ) from error
-        if weight_files(folder):
-            break
+            if weight_files(folder):
+                break
     return folder
+
+
+@contextmanager
+def downloading(source: str, advice: str) -> Iterator[None]:
+    """Turns errors of a download from the hub into a `DataError`, which ends with `advice`.
+
+    Without a connection, only the cache is read: the hub's library would retry for a minute.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    was_offline = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=constants.DEFAULT_ETAG_TIMEOUT)
+    except Exception:  # of whichever library the hub uses
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    except Exception as error:  # of urllib, huggingface_hub, timm, ...
+        reason = type(error).__name__
+        if constants.HF_HUB_OFFLINE:
+            reason = f"there is no connection to {constants.ENDPOINT}"
+        raise DataError(f"{source} could not be downloaded ({reason}): {advice}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = was_offline

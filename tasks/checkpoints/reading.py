@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from datamodules.utils.files import open_regular
 from modules.config import require
 from modules.schema import checked, from_dict, shown
+from tasks.cli.app import program
 from tasks.errors import RunError, UsageError
 
 KEY = "tessera"  # of our entry in a checkpoint
@@ -105,7 +106,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
         weights = checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
     if task is not None and found != task:
-        raise UsageError(f"{what} is of task '{found}', not '{task}': use python -m tasks.{found}")
+        raise UsageError(f"{what} is of task '{found}', not '{task}': use {program(found)}")
     check_finite(weights, what)
     return checkpoint
 

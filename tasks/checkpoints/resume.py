@@ -36,6 +36,22 @@ class SavedRun:
     damaged: Path | None
 
 
+def run_folder(path: str) -> str:
+    """The run folder that `--resume` names, also by its last checkpoint.
+
+    Raises `UsageError` for another checkpoint of a run.
+    """
+    folder = Path(path).parent.parent
+    if Path(path).suffix != ".ckpt" or not (folder / "config.yaml").is_file():
+        return path
+    if Path(path).name != LAST:
+        raise UsageError(
+            f"--resume {path}: a run resumes from its {LAST}; give --resume {folder}, or "
+            f"--model.pretrained {path} for a new run from these weights"
+        )
+    return str(folder)
+
+
 def read_run(folder: Path, app: App) -> SavedRun:
     """Reads a run to resume; refuses a folder without one, or an ended run without checkpoint."""
     if not (folder / "config.yaml").is_file():
@@ -67,11 +83,11 @@ def stop_message(number: int, trainer: Trainer, folder: Path, app: App) -> str:
     run = shlex.quote(str(folder))
     has_trained = trainer.state.fn == TrainerFn.TESTING or trainer.state.finished
     if has_trained and trainer.limit_test_batches != 0:
-        command = f"{program(app)} test --ckpt_path {run} --output {run}"
+        command = f"{program(app.name)} test --ckpt_path {run} --output {run}"
         return f"stopped by {name} after training, before the results; to test: {command}"
     how = "at once, without saving"
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, RunCheckpoint) and callback.last_saved(trainer):
             how = f"after step {trainer.global_step}"
-    command = with_launcher(f"{program(app)} fit --resume {run}")
+    command = with_launcher(f"{program(app.name)} fit --resume {run}")
     return f"stopped by {name} {how}; to resume: {command}"

@@ -72,7 +72,7 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def program(app: App) -> str:
+def program(task: str) -> str:
     """How the command line of a task begins, as the user began it."""
     is_script = Path(sys.argv[0]).stem == "tessera"
-    return f"tessera {app.name}" if is_script else f"python -m tasks.{app.name}"
+    return f"tessera {task}" if is_script else f"python -m tasks.{task}"

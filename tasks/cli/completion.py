@@ -76,7 +76,7 @@ def command_options(app: App, command: str) -> list[argparse.Action]:
     """The options of a command, without running it."""
     if command in app.extra_commands:
         function = load(app.extra_commands[command][1])
-        return list(function_parser(f"{program(app)} {command}", function)._actions)
+        return list(function_parser(f"{program(app.name)} {command}", function)._actions)
     import_lightning()
     from tasks.cli.lightning_cli import TaskCLI
 

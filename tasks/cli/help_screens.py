@@ -38,7 +38,10 @@ DEVICE = ("trainer.accelerator", "trainer.devices", "trainer.precision", "traine
 EFFECTIVE = {  # what the names of options begin with that have an effect in such a command
     "validate": (*EVALUATION, *DEVICE, "trainer.limit_val_batches"),
     "test": (*EVALUATION, *DEVICE, "trainer.limit_test_batches"),
-    "predict": ("data.skip_bad", "data.dataset.text_column", "data.loading.", *DEVICE),
+    "predict": (
+        *("data.skip_bad", "data.dataset.text_column", "data.dataset.image_column"),
+        *("data.loading.", *DEVICE),
+    ),
 }
 TRAINER_OPTIONS = {  # of Lightning's, those that most runs use; its own texts are long
     "max_epochs": "Epochs of training",

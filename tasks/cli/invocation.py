@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
-from tasks.checkpoints.resume import read_run
+from tasks.checkpoints.resume import read_run, run_folder
 from tasks.cli.app import App, load, program
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.help_screens import take_help
@@ -60,7 +60,7 @@ class Invocation:
     def __init__(self, app: App, command: str, arguments: list[str]) -> None:
         self.app = app
         self.command = command
-        self.command_line = f"{program(app)} {shlex.join([command, *arguments])}"
+        self.command_line = f"{program(app.name)} {shlex.join([command, *arguments])}"
         self.checkpoint: dict[str, Any] | None = None
         self.resume_path: Path | None = None
         self.damaged: Path | None = None
@@ -93,6 +93,7 @@ class Invocation:
         if not is_fit:
             self.read_checkpoint()
         elif self.saved_at:
+            self.saved_at = run_folder(self.saved_at)
             run = read_run(Path(self.saved_at), self.app)
             self.saved_options = run.options
             self.damaged = run.damaged

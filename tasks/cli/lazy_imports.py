@@ -27,9 +27,20 @@ EXPECTED_WARNINGS = (  # Lightning's warnings about what is intended here
 
 
 def import_lightning() -> None:
-    """Import `pytorch_lightning`, unless `torchmetrics` is imported already."""
-    if "torchmetrics" in sys.modules:
-        return
+    """Import `pytorch_lightning`, without its hints and the warnings that are expected."""
+    if "torchmetrics" not in sys.modules:
+        import_without_unused()
+    import pytorch_lightning  # noqa: F401
+
+    for message in EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
+    for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def import_without_unused() -> None:
+    """Import `pytorch_lightning` while torchmetrics takes the packages in `_UNUSED` for absent."""
     from lightning_utilities.core import imports
     from lightning_utilities.core.imports import RequirementCache
 
@@ -54,8 +65,3 @@ def import_lightning() -> None:
     finally:
         RequirementCache._check_available = check  # type: ignore[method-assign]
         imports.package_available = is_available
-    for message in EXPECTED_WARNINGS:
-        warnings.filterwarnings("ignore", message)
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
-    for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
-        logging.getLogger(name).setLevel(logging.WARNING)

@@ -16,13 +16,13 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.sources import choose_source
-from datamodules.utils.files import write_text
+from datamodules.utils.files import may_hold, write_text
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
 from tasks.cli.help_screens import NO_CHECKPOINT, help_text
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
-from tasks.cli.parsing import OneLineErrorParser
+from tasks.cli.parsing import OneLineErrorParser, refuse_overwriting
 from tasks.cli.signals import SIGNALS, Stopped
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
@@ -34,14 +34,17 @@ from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import RunRecord, rounded
+from tasks.tracking.record import EvaluatedData, RunRecord, device_name, rounded
 from tasks.tracking.report import (
+    evaluated_samples,
     limited_evaluation,
     print_results,
+    print_skipped,
     print_texts,
     skipped_samples,
 )
 from tasks.tracking.run_folder import (
+    check_results_folder,
     check_writable,
     choose_run_folder,
     make_folder,
@@ -73,11 +76,12 @@ class TaskCLI(LightningCLI):
             seed_everything_default=0,
             parser_class=Parser,
             parser_kwargs={
-                "prog": program(app),
-                "usage": f"{program(app)} {command} [options]",
+                "prog": program(app.name),
+                "usage": f"{program(app.name)} {command} [options]",
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
-                "win over those of configs, presets, pretrained weights and checkpoints. `fit` "
-                f"without options of data reads {app.default_config}.",
+                "win over those of configs, presets, pretrained weights and checkpoints."
+                + f" Without options of data it reads {app.default_config}."
+                * (command == "fit"),
             },
             args=self.invocation.arguments,
             run=False,
@@ -92,7 +96,8 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             run_dir = "Folder for the files of the run; null: runs/TASK/TIME."
             add("--run_dir", type=str | None, help=run_dir)
-            resume = "Run folder to resume; other options win over those of its config.yaml."
+            resume = "Run folder to resume, or its last.ckpt; other options win over those of its "
+            resume += "config.yaml."
             add("--resume", type=str | None, help=resume)
             if self.app.presets:
                 presets = ", ".join(load(self.app.presets))
@@ -110,8 +115,9 @@ class TaskCLI(LightningCLI):
             if self.app.takes_text:
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
-            output = "File to write: .csv, .jsonl (an object per line) or .parquet."
-            add("--output", type=str, default="predictions.csv", help=output)
+            output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
+            output += "predictions.csv" + ", and none for --text." * self.app.takes_text
+            add("--output", type=str | None, help=output)
             top_k = "Write the k likeliest classes; null: the probabilities of all."
             add("--top_k", type=int | None, help=top_k)
         seed = "Seed of all random numbers (initial weights, order, augmentation, dropout)."
@@ -159,7 +165,10 @@ class TaskCLI(LightningCLI):
         launch.resolve_devices(self.config.trainer)
         trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         if self.command == "predict":
-            self.file = PredictionFile(Path(self.config.output), self.config.top_k)
+            output = self.config.output or "predictions.csv"
+            refuse_overwriting({"input": self.config.input, "output": output})
+            is_default = self.config.output is None
+            self.file = PredictionFile(Path(output), self.config.top_k, is_default=is_default)
             check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
@@ -168,7 +177,7 @@ class TaskCLI(LightningCLI):
             data.source = choose_source(sources, data.source, data.path, data.dataset)
         if self.command != "fit":
             if self.config.output:
-                check_writable(Path(self.config.output), "--output")
+                check_results_folder(Path(self.config.output))
             return
         if self.invocation.saved_at and self.config.run_dir:
             raise UsageError("--run_dir cannot go with --resume: a run resumes in its own folder")
@@ -192,6 +201,8 @@ class TaskCLI(LightningCLI):
         """Build data, model and Trainer; refuse data options that the source does not use."""
         with usage_errors():
             super().instantiate_classes()
+        if self.command == "predict":  # --input need not be of the source of the training
+            return
         saved = flat(self.invocation.saved_options)
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
@@ -215,8 +226,10 @@ class TaskCLI(LightningCLI):
             "enable_progress_bar": any(isinstance(callback, ProgressBar) for callback in callbacks),
             "strategy": launch.strategy(options.strategy),
         }
-        if self.command in ("validate", "test") and self.config.output:
-            callbacks.append(MediaLogger())
+        if self.command in ("validate", "test"):
+            callbacks.append(EvaluatedData())
+            if self.config.output:
+                callbacks.append(MediaLogger())
         if self.command == "fit":
             callbacks += self.fit_callbacks()
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
@@ -261,6 +274,9 @@ class TaskCLI(LightningCLI):
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
+        if self.command in ("validate", "test"):
+            trained = self.invocation.saved_options["data"].get("path")
+            self.datamodule.source.unseen = not may_hold(self.config.data.path, trained)
         self.invocation.checkpoint = None
 
     def fit(self) -> None:
@@ -326,9 +342,10 @@ class TaskCLI(LightningCLI):
             folder = self.folder
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
+        print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
-        commands = [with_launcher(f"{program(self.app)} {line}") for line in lines]
+        commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:
@@ -349,8 +366,17 @@ class TaskCLI(LightningCLI):
                     folder = Path(self.config.output)
                     make_folder(folder, "--output")
                     self.model.save_results(folder, split)
-                    result = rounded({"command": self.invocation.command_line, **found})
-                    write_text(folder / f"{split}.json", json.dumps(result, indent=2) + "\n")
+                    seen, _ = evaluated_samples(self.trainer, self.datamodule, split)
+                    record = {
+                        "task": self.model.name,
+                        "command": self.invocation.command_line,
+                        "device": device_name(self.trainer.strategy.root_device),
+                        f"{split}_samples": seen,
+                        **found,
+                    }
+                    text = json.dumps(rounded(record), indent=2) + "\n"
+                    write_text(folder / f"{split}.json", text)
+                print_skipped(self.datamodule)
                 print_results(found)
 
     def predict(self) -> None:

@@ -68,7 +68,7 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
         share_cores()
         return parse_function(
-            f"{program(app)} {command}", load(app.extra_commands[command][1]), arguments
+            f"{program(app.name)} {command}", load(app.extra_commands[command][1]), arguments
         )
     from tasks.cli.lazy_imports import import_lightning
 
@@ -95,13 +95,13 @@ def set_waiting_policy() -> None:
 def help_screen(app: App) -> str:
     width = max(map(len, app.commands)) + 2
     commands = "\n".join(f"  {name:<{width}}{text}" for name, text in app.commands.items())
-    examples = "\n".join(f"  {program(app)} {example}" for example in app.examples)
-    options = f"{program(app)} COMMAND --help"
+    examples = "\n".join(f"  {program(app.name)} {example}" for example in app.examples)
+    options = f"{program(app.name)} COMMAND --help"
     pad = len(options)
     configs = os.path.join("configs", app.name, "*.yaml")
     return f"""{app.title}
 
-usage: {program(app)} COMMAND [options]
+usage: {program(app.name)} COMMAND [options]
 
 commands:
 {commands}

@@ -6,8 +6,8 @@ those sets the later one wins.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
 from inspect import signature
 from typing import Any, NoReturn, get_type_hints
@@ -247,6 +247,7 @@ def parse_function(
     except UsageError as error:
         known = [f"--{name}" for name in parser.known_options()]
         raise UsageError(as_typed(str(error), known)) from error
+    refuse_overwriting(values)
     if dataclass is not None:
         with full_option_names("", parser.known_options()):
             values = {"options": dataclass(**values)}
@@ -264,6 +265,24 @@ def function_parser(program: str, function: Callable[..., object]) -> OneLineErr
     else:
         parser.add_class_arguments(dataclass)
     return parser
+
+
+def refuse_overwriting(options: Mapping[str, Any]) -> None:
+    """Raises `UsageError` if `output` is the file of `input` or `ckpt_path`, also by a link."""
+    output = options.get("output")
+    for name in ("input", "ckpt_path"):
+        path = options.get(name)
+        if output and path and os.path.isfile(path) and is_same_file(path, output):
+            raise UsageError(
+                f"--output {output} would overwrite --{name} {path}: give another name"
+            )
+
+
+def is_same_file(path: str, other: str) -> bool:
+    """Whether two paths name the same file, which exists."""
+    with suppress(OSError):  # no such file
+        return os.path.samefile(path, other)
+    return False
 
 
 def options_class(function: Callable[..., object]) -> Any:

@@ -27,7 +27,10 @@ APP = App(
         "fit --resume runs/mlm/latest",
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
-    next_commands=("export --ckpt_path {best} --format safetensors",),
+    next_commands=(
+        "export --ckpt_path {best} --format onnx",
+        "export --ckpt_path {best} --format safetensors",
+    ),
 )
 
 if __name__ == "__main__":

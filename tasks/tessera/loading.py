@@ -119,7 +119,7 @@ def load(
         torch.set_num_threads(threads)
     model = find(str(source))
     if not isinstance(model, kind):
-        raise UsageError(f"{source} is a {type(model).__name__}, not a {kind.__name__}")
+        raise UsageError(f"{source} is of class {type(model).__name__}, not {kind.__name__}")
     on_device(model.net, device, quantize)
     if packed or quantize:
         with usage_errors(f"quantize={quantize!r}"):

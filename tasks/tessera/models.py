@@ -1,7 +1,7 @@
 """What the models of all tasks share in Python, and what their methods return."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +12,7 @@ from datamodules.utils.errors import UsageError
 from modules.generation.sampling import GenerationConfig
 from modules.record import AttentionRecord
 from tasks.errors import unknown_name
-from tasks.predictions import AnyPrediction
+from tasks.predictions import AnyPrediction, Number
 from tasks.problems import PROBLEMS, Problem
 
 Result = TypeVar("Result")
@@ -76,13 +76,20 @@ class Classifier(Model):
         """What the outputs of the network mean."""
         return PROBLEMS[self.metadata["problem_type"]](self.metadata)
 
-    def predict(self, inputs: Any, /, batch_size: int = 64) -> Any:
+    def predict(self, inputs: Any, /, batch_size: int = 64, top_k: int | None = None) -> Any:
         """What is predicted for an input, or a list of that for several."""
         raise NotImplementedError
 
-    def predicted(self, logits: Tensor) -> list[AnyPrediction]:
-        """What outputs (B, K) of the network mean."""
-        return [self.problem.prediction(row) for row in self.problem.predictions(logits.float())]
+    def predicted(self, logits: Tensor, top_k: int | None) -> list[AnyPrediction]:
+        """What outputs (B, K) of the network mean; `top_k` as of `predict`."""
+        found = [self.problem.prediction(row) for row in self.problem.predictions(logits.float())]
+        if top_k is None:
+            return found
+        self.problem.check_top_k(top_k)
+        return [
+            one if isinstance(one, Number) else replace(one, probabilities=dict(one.top(top_k)))
+            for one in found
+        ]
 
 
 def one_or_many(
@@ -111,6 +118,15 @@ def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Resul
         return run(texts) if texts else []
 
     return one_or_many(inputs, isinstance(inputs, str), checked)
+
+
+def check_single(is_one: bool, given: Any, noun: str) -> None:
+    """Raises `TypeError` if a method of one input is given a list, or something else."""
+    if not is_one:
+        raise TypeError(
+            f"this method takes one {noun} at a time, but this is of type {type(given).__name__}: "
+            "call it for each"
+        )
 
 
 def stacked(vectors: Tensor | list[Tensor]) -> Tensor:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
-from torchmetrics.functional.classification import multilabel_average_precision
+from torchmetrics.functional.classification import binary_average_precision
 
 from tasks.tracking.evaluated import Evaluated
 
@@ -60,9 +61,9 @@ def label_report(samples: Evaluated, names: Sequence[str]) -> list[list[Any]]:
     precision = correct / predicted.sum(0).clamp(min=1)
     recall = correct / support.clamp(min=1)
     f1 = 2 * precision * recall / (precision + recall).clamp(min=1e-12)
-    ranked = multilabel_average_precision(
-        samples.probabilities, truth.long(), len(names), average="none"
-    )  # (K,)
-    ranked = ranked.masked_fill(support == 0, 0)
+    ranked = torch.zeros(len(names))
+    for label in support.nonzero().flatten().tolist():  # torchmetrics warns of the others
+        scores = samples.probabilities[:, label]
+        ranked[label] = binary_average_precision(scores, truth[:, label].long())
     columns = (precision, recall, f1, ranked, support)
     return [list(names), *(column.tolist() for column in columns)]

@@ -24,6 +24,7 @@ from tasks.tracking.report import counted, draw_curves, evaluated_samples
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
+LINE_WIDTH = 100  # up to which the line on the data names the classes
 PRECISIONS = {  # Lightning's names of them, in words
     "32-true": "float32",
     "64-true": "float64",
@@ -42,12 +43,15 @@ def device_name(device: torch.device) -> str:
 
 
 def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, Any]:
-    """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1."""
+    """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1.
+
+    Of equal values the latest, as in `best.ckpt`.
+    """
     found = [(float(row[task.monitor]), int(row["epoch"])) for row in rows if task.monitor in row]
     if not found:
         return {}
     best = max if task.monitor_mode == "max" else min
-    value, epoch = best(found, key=lambda pair: pair[0])
+    value, epoch = best(reversed(found), key=lambda pair: pair[0])
     return {f"best {task.monitor}": value, "best epoch": epoch}
 
 
@@ -63,9 +67,6 @@ def rounded(value: Any) -> Any:
 def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     """What a run is about to do: its data, model, device, length and folder."""
     data = task.datamodule
-    source = data.origin
-    if source == "embedded":
-        source = task.run_config["data"]["source"]
     splits = {"training": "train"}
     if trainer.enable_validation:
         splits["validation"] = "val"
@@ -75,8 +76,6 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
         sizes["test"] = test_size
     *first, last = [f"{size:,} {name}" for name, size in sizes.items()]
     counts = f"{', '.join(first)} and {last}" if first else last
-    columns = data.source.chosen_columns()
-    ending = task.describe_targets() + (f"; {columns}" if columns else "")
     weights = sum(parameter.numel() for parameter in task.net.parameters())
     where = device_name(task.device)
     if task.device.type == "cpu":
@@ -90,11 +89,42 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     if trainer.global_step:
         length += f", {trainer.global_step:,} of them done"
     return [
-        f"data    {source}: {counts} {data.noun}{ending}",
+        data_line(task, f"{counts} {data.noun}"),
         f"model   {type(task.net).__name__}, {weights:,} parameters",
         f"device  {where}{processes}, {PRECISIONS.get(trainer.precision or '', trainer.precision)}",
         f"run     {length}, in {folder}",
     ]
+
+
+def data_line(task: Task, samples: str) -> str:
+    """The data, how many samples are used for what, the targets, and the columns of tables."""
+    data = task.datamodule
+    name = data.origin if data.origin != "embedded" else data.source.name
+    columns = data.source.chosen_columns()
+    ending = f"; {columns}" if columns else ""
+    line = f"data    {name}: {samples}"
+    return line + task.describe_targets(LINE_WIDTH - len(line)) + ending
+
+
+class EvaluatedData(Callback):
+    """Prints what `validate` or `test` evaluates."""
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        if not trainer.is_global_zero:
+            return
+        data = pl_module.datamodule
+        split = pl_module.split
+        size = f"{len(data.dataset(split)):,} {data.noun}"
+        goal = {"val": "validate", "test": "test"}[split]
+        samples = f"{size} to {goal}"
+        if data.source.is_evaluated_whole(split):
+            samples = f"all {samples}"
+        elif not data.source.has(split) and not data.source.has("val"):
+            samples += ", held out of the training split"
+        print(data_line(pl_module, samples), flush=True)
+
+    on_test_start = on_validation_start
 
 
 class RunRecord(Callback):

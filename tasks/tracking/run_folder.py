@@ -19,6 +19,7 @@ from tasks.checkpoints.exporting import made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
+FILE_FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 PACKAGES = ("torch", "pytorch-lightning", "torchvision", "torchmetrics", "numpy")
 
 
@@ -67,6 +68,16 @@ def check_writable(folder: Path, option: str = "--run_dir") -> None:
         raise UsageError(f"{option} {folder}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UsageError(f"{option} {folder} cannot be used: you may not write to {existing}")
+
+
+def check_results_folder(folder: Path) -> None:
+    """Raise `UsageError` if the results of an evaluation cannot be written into a folder."""
+    if folder.suffix in FILE_FORMATS and not folder.is_dir():
+        raise UsageError(
+            f"--output {folder} has the name of a file: give a folder, in which predictions.csv, "
+            "metrics and figures are written"
+        )
+    check_writable(folder, "--output")
 
 
 def make_folder(folder: Path, option: str = "--run_dir") -> None:

@@ -19,7 +19,7 @@ APP = App(
         "model.net.channels": "data.dataset.channels",
     },
     default_config="configs/vit/digits.yaml",
-    predict_input="an image file, or a folder of images",
+    predict_input="an image, a folder of images, or a CSV or JSON Lines file that names images",
     extra_commands={
         "export": (
             "write a checkpoint's weights for timm, ONNX or safetensors",

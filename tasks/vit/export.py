@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 
 from datamodules.utils.files import write_text
 from datamodules.vision.augment import normalise
-from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.timm import timm_settings
+from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.pretrained.timm import timm_arguments, timm_settings
 from modules.pretrained.vit import TIMM
 from tasks.checkpoints.exporting import (
     new_file,
@@ -38,8 +39,9 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
         format: timm: a folder with weights and config.json, class names, mean and standard
-            deviation in it; onnx: a graph from pixels in [0, 1] to logits, of any batch size;
-            safetensors: a file with our own names, config and class names in the header.
+            deviation in it; onnx: a graph from pixels in [0, 1] to logits, of any batch size, with
+            class names and the preprocessing of pictures in its metadata; safetensors: a file with
+            our own names, config and class names in the header.
         output: File or folder to write; null: beside the checkpoint.
     """
     ckpt_path = best_checkpoint(ckpt_path)
@@ -62,10 +64,23 @@ def write_timm(net: ViT, metadata: dict[str, Any], folder: Path) -> str:
         state = TIMM.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         reason = str(error).rstrip(".")
-        raise UsageError(f"timm has no such model ({reason}): use onnx or safetensors") from error
+        raise UsageError(
+            f"timm has no such model ({reason}): use --format onnx or safetensors, or train with "
+            f"one of the presets that timm has, {', '.join(presets_of_timm())}"
+        ) from error
     save_weights(state, folder / "model.safetensors")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
     return "timm.create_model('local-dir:{file}', pretrained=True)"
+
+
+def presets_of_timm() -> list[str]:
+    """Returns the presets whose networks timm has."""
+    found = []
+    for name, config in VIT_PRESETS.items():
+        with suppress(ValueError):
+            timm_arguments(config)
+            found.append(name)
+    return found
 
 
 class FromPixels(nn.Module):
@@ -86,10 +101,31 @@ def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
     """Writes a graph from "images", float32 (B, C, H, W) in [0, 1], to "logits" (B, K)."""
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     graph = FromPixels(net, metadata).eval()
+    metadata = metadata | {"preprocessing": preprocessing(net.config, metadata)}
     write_graph(graph, {"images": example}, {0: "batch"}, metadata, path)
     return (
         "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
+        "\nits get_modelmeta().custom_metadata_map['preprocessing'] says how to prepare a picture"
     )
+
+
+def preprocessing(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]:
+    """What `predict` does to a picture, as a graph's metadata tell it; in timm's words.
+
+    Convert it to `mode` (of Pillow), resize its shorter side to the size of the input and crop the
+    centre, multiply by `scale`. The graph itself normalises by `mean` and `std`.
+    """
+    return {
+        "mode": "L" if config.channels == 1 else "RGB",
+        "input_size": [config.channels, config.image_size, config.image_size],
+        "interpolation": "bilinear",  # antialiased, as Pillow's
+        "crop_pct": 1.0,
+        "crop_mode": "center",
+        "scale": 1 / 255,
+        "normalized_by_graph": True,
+        "mean": metadata["mean"],
+        "std": metadata["std"],
+    }
 
 
 WRITERS: dict[str, Callable[[ViT, dict[str, Any], Path], str]] = {

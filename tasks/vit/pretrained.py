@@ -26,7 +26,13 @@ from modules.pretrained.timm import (
 from modules.pretrained.vit import BY_MODEL_TYPE, POSITION_TABLE, TIMM
 from modules.pretrained.weights import build_on_meta, drop_other_classifier
 from modules.schema import checked, from_dict
-from tasks.checkpoints.pretrained import ModelFolder, model_folder, read_settings, weight_files
+from tasks.checkpoints.pretrained import (
+    ModelFolder,
+    downloading,
+    model_folder,
+    read_settings,
+    weight_files,
+)
 from tasks.checkpoints.reading import (
     KEY,
     best_checkpoint,
@@ -35,7 +41,7 @@ from tasks.checkpoints.reading import (
     read_checkpoint,
 )
 from tasks.checkpoints.weights import PRETRAINED, State, read_header, read_weights
-from tasks.errors import DataError, UsageError, unknown_name, usage_errors
+from tasks.errors import UsageError, unknown_name, usage_errors
 from tasks.options import Options, flat
 from tasks.problems import external_targets
 
@@ -245,7 +251,10 @@ class TimmModel(Pretrained):
         return self.base
 
     def read(self) -> State:
-        return timm_weights(self.source, self.option)
+        files = "config.json and model.safetensors"
+        advice = f"fetch its {files} elsewhere, and give their folder as {self.option} FOLDER"
+        with downloading(self.source, advice):
+            return timm_model(self.source, pretrained=True).state_dict()
 
     def convert(self, state: State, config: ViTConfig) -> State:
         return TIMM.weights_from_external(state, config, self.prefix_positions)
@@ -375,16 +384,6 @@ def distinct(names: Sequence[str], marks: Sequence[Any]) -> list[str]:
         name if counts[name] == 1 else f"{name} ({mark})"
         for name, mark in zip(names, marks, strict=True)
     ]
-
-
-def timm_weights(source: str, option: str) -> State:
-    try:
-        return timm_model(source, pretrained=True).state_dict()
-    except Exception as error:  # of urllib, huggingface_hub, timm
-        reason = type(error).__name__
-        raise DataError(
-            f"{source} could not be downloaded ({reason}): give {option} FILE.safetensors"
-        ) from error
 
 
 def timm_model(source: str, pretrained: bool = False, **arguments: Any) -> Any:

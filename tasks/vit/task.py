@@ -111,7 +111,7 @@ class ViTTask(ClassifierTask):
             with self.trainer.precision_plugin.val_step_context():
                 attention = rollout(self.net, self.normalised(first))
             titles = [
-                label if label == guess else f"{label}\n(predicted: {guess})"
+                f"label: {label}" + f"\nprediction: {guess}" * (label != guess)
                 for label, guess in names[:MAX_ROLLOUTS]
             ]
             self.collected["attention"] = rendered(
@@ -149,4 +149,4 @@ class ViTTask(ClassifierTask):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
         if len(paths) == 1:
             print(predictions[0].line(file.top_k))
-        self.save_predictions(file, paths, predictions, len(bad))
+        self.save_predictions(file, paths, predictions, sorted(bad))

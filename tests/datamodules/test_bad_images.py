@@ -39,7 +39,7 @@ FOLDERS: list[tuple[Callable[[Path], Any], list[str]]] = [
     (lambda root: (root / "train").rename(root / "x"), ["one class", "x"]),
     (move_images, ["train/CLASS/"]),
     (lambda root: (root / "train/bee").rename(root / "bee"), ["one class", "ant"]),
-    (lambda root: save_image(root / "val/bees/1.jpg"), ["val/bees", "bee?"]),
+    (lambda root: save_image(root / "val/bees/1.jpg"), ["val/bees", "rename it to bee"]),
     (lambda root: (root / "val/ant").mkdir(parents=True), ["val"]),
     (remove_most, ["validation split"]),
     (lambda root: save_image(root / "train/bee/x.png", size=(9, 9)), ["x.png", "9 x 9", "8 x 8"]),

@@ -7,10 +7,10 @@ import pytest
 
 
 @contextmanager
-def refused(kind: type[Exception], *names: str) -> Iterator[None]:
+def refused(kind: type[Exception], *names: str) -> Iterator[pytest.ExceptionInfo[Exception]]:
     """Expects an error of this kind whose one sentence holds these names."""
     with pytest.raises(kind) as caught:
-        yield
+        yield caught
     message = str(caught.value)
     assert "\n" not in message and message.endswith((".", "?")), message
     for name in names:

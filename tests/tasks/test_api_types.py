@@ -29,6 +29,7 @@ assert_type(images.predict(b"..."), Answer)
 assert_type(images.predict(Image.open("photo.png")), Answer)
 assert_type(images.predict(["a.png", "b.png"], batch_size=2), list[Answer])
 assert_type(images.predict([pixels, pixels]), list[Answer])
+assert_type(images.predict(["a.png"], top_k=1), list[Answer])
 assert_type(images.predict(pixels), Answer | list[Answer])  # (H, W), or (B, H, W, C)
 assert_type(images.embed(["a.png", "b.png"]), Tensor)
 assert_type(images.attention("a.png"), tessera.Attention)
@@ -65,17 +66,35 @@ if isinstance(found, tessera.LanguageModel):
     assert_type(found.generate("The"), str)
 """
 
+OPTIONS = ["--python-version", "3.11", "--ignore-missing-imports", "--follow-imports", "silent"]
+
+
+def link_packages(folder: Path) -> None:
+    """Lets mypy find the packages in a folder, without an installation."""
+    for package in ("tasks", "modules", "datamodules"):
+        (folder / package).symlink_to(ROOT / package)
+    (folder / "tessera").symlink_to(ROOT / "tasks/tessera")
+
+
+@pytest.mark.slow
+def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It passes mypy --strict, the narrowing of what `predict` returns too."""
+    example = re.findall(r"```python\n(.*?)```", (ROOT / "tasks/README.md").read_text(), re.S)[0]
+    assert "isinstance(prediction, tessera.LabelSet)" in example
+    (tmp_path / "script.py").write_text(example)
+    monkeypatch.chdir(tmp_path)
+    link_packages(tmp_path)
+    printed, problems, code = api.run([*OPTIONS, "--strict", "script.py"])
+    assert (code, problems) == (0, ""), printed
+
 
 @pytest.mark.slow
 def test_a_users_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its only errors are those that its comments announce."""
     (tmp_path / "script.py").write_text(USER_SCRIPT)
     monkeypatch.chdir(tmp_path)  # away from the settings in pyproject.toml
-    for package in ("tasks", "modules", "datamodules"):
-        (tmp_path / package).symlink_to(ROOT / package)
-    (tmp_path / "tessera").symlink_to(ROOT / "tasks/tessera")
-    options = ["--python-version", "3.11", "--ignore-missing-imports", "--follow-imports", "silent"]
-    printed, problems, _ = api.run([*options, "script.py"])
+    link_packages(tmp_path)
+    printed, problems, _ = api.run([*OPTIONS, "script.py"])
     assert problems == ""
     found = re.findall(r"script.py:(\d+): error: .*\[([\w-]+)\]", printed)
     lines = enumerate(USER_SCRIPT.splitlines(), 1)

@@ -93,7 +93,7 @@ def test_skipped_texts_are_counted_and_predictions_skip_them(console: Console) -
     strict = f"{line} --data.skip_bad false"
     console.refused(strict, "line 3 of asked.txt", "UTF-8", task="bert", code=FAILED)
     out, _ = console.printed(f"{line} --data.skip_bad true", "bert")
-    assert "2 bad lines skipped" in out
+    assert "2 bad lines skipped: line 2 of asked.txt, line 3 of asked.txt" in out
     assert len(Path("predictions.csv").read_text().splitlines()) == 2
 
 

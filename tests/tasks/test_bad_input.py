@@ -74,6 +74,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --model.optimizer.lr fast": ("--model.optimizer.lr fast", "a number"),
         "fit --model.pretrained timm/vit_tiny_patch16_225": "'vit_tiny_patch16_224'",
         "fit --model.pretrained timm/resnet18": "resnet18",
+        "fit --model.pretrained google/vit-base-patch16-224": "or hf/google/vit-base-patch16-224",
         "fit --model.pretrained timm/vit_tiny_patch16_224.nope": "augreg_in21k",
         "fit --model.pretrained nowhere.pth": "nowhere.pth",
         "fit --data.batch_size null": "--data.batch_size",
@@ -131,6 +132,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "RESUME --data.batch_size 32": "batch size 64",
         "RESUME --model.optimizer.optimizer muon": "optimizer",
         "RESUME --run_dir elsewhere": "--run_dir",
+        "fit --resume done/checkpoints/best.ckpt": ("--resume done,", "--model.pretrained"),
+        "fit --resume vit.ckpt": "run folder",
         "RESUME --model.pretrained timm/vit_tiny_patch16_224": "--model.pretrained",
         "RESUME --trainer.max_epochs 1": "--trainer.max_epochs 1",
         f"fit {SHORT} --run_dir done": ("--resume ", "done"),
@@ -148,6 +151,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "PREDICT --run_dir x": "did you mean --output?",
         "predict --ckpt_path vit.ckpt --data.predict_path a": "did you mean --input?",
         "test --ckpt_path vit.ckpt --run_dir x": "did you mean --output?",
+        "test --ckpt_path vit.ckpt --output out/test.csv": ("--output out/test.csv", "folder"),
+        "validate --ckpt_path vit.ckpt --output val.json": ("--output val.json", "folder"),
         "fit --path x": "did you mean --data.path?",
         "fit --lr 1": "did you mean --model.optimizer.lr?",
         "fit --epochs 3": "did you mean --trainer.max_epochs?",
@@ -163,7 +168,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "export --format timm --ckpt_path letters.ckpt": "python -m tasks.lm",
         "export --ckpt_path a --format tim": "did you mean timm?",
         "export --ckpt_path a --formt timm": "did you mean --format?",
-        "EXPORT --format timm --output new/deep/x.safetensors": "timm",
+        "EXPORT --format timm --output new/deep/x.safetensors": ("timm", "cifar_small"),
+        "EXPORT --format onnx --output vit.ckpt": ("--output vit.ckpt", "--ckpt_path vit.ckpt"),
         "EXPORT --format safetensors --output bad.yaml/x.safetensors": "--output",
         f"EXPORT --format safetensors --output {LONG}.safetensors": "--output",
     },
@@ -232,6 +238,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "generate --ckpt_path gpt2": "a model of the hub is hf/gpt2",
         "score --ckpt_path me/gpt --input fox.txt": "a model of the hub is hf/me/gpt",
         "SCORE letter.txt": "one token",
+        "SCORE fox.txt --output fox.txt": ("--output fox.txt", "--input fox.txt"),
+        "GENERATE --input fox.txt --output ./fox.txt": ("--output ./fox.txt", "--input fox.txt"),
         "SCORE fox.txt --stride 33": ("stride is 33", "32"),
         "SCORE fox.txt --batch_size 0": "batch_size is 0",
     },
@@ -267,6 +275,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "ATTEND two --out a.png": "did you mean --output?",
         "TRANSLATE --input a.txt": "--input a.txt",
         "TRANSLATE --input bytes.txt": "line 2",
+        "TRANSLATE --input fox.txt --output fox.txt": ("--output fox.txt", "--input fox.txt"),
         "ATTEND ' '": "--text",
         "ATTEND two --beams 0": "--beams 0",
         "ATTEND two --output a/b.xyz": "--output a/b.xyz",
@@ -377,7 +386,11 @@ def test_skip_bad_counts(console: Console) -> None:
     Path("images/train/cat/broken.jpg").write_bytes(FILES["broken/train/cat/broken.jpg"])
     line = f"{ABBREVIATIONS['vit']['IMAGES']} images --data.skip_bad --data.batch_size 2"
     out, _ = console.printed(f"{line} --trainer.max_epochs 1 --run_dir r")
-    assert summary("r")["skipped"] == 1 and "skipped" in out
+    assert summary("r")["skipped"] == 1 and "skipped: images/train/cat/broken.jpg" in out
+    assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
+    Path("images/test").symlink_to("train")
+    out, _ = console.printed("test --ckpt_path r --data.path images")
+    assert "skipped: images/test/cat/broken.jpg" in out
 
 
 def test_debug_shows_the_traceback() -> None:

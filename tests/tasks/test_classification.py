@@ -7,9 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from sklearn.metrics import precision_recall_fscore_support
+from sklearn.metrics import (
+    average_precision_score,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
 
-from tasks.tracking.class_reports import class_report, most_confused
+from tasks.bert.task import auroc
+from tasks.problems import PROBLEMS
+from tasks.tracking.class_reports import class_report, label_report, most_confused
+from tasks.tracking.evaluated import Evaluated
 from tests.helpers.command import Console, run
 from tests.helpers.tiny import NET
 
@@ -40,6 +47,40 @@ def test_report_equals_that_of_scikit_learn() -> None:
     assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
 
 
+def test_confused_pairs_are_listed_if_there_are_many_classes(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(25)]
+    metadata = {"class_names": names, "target_mean": 0.0, "target_std": 1.0}
+    problem = PROBLEMS["single_label_classification"](metadata)
+    labels = torch.arange(50) % 25
+    guesses = labels.clone()
+    guesses[:30:5] = 24  # classes 0, 5, 10, 15, 20; class 0 twice
+    probabilities = torch.eye(25)[guesses]  # (S, K)
+    problem.save_reports(tmp_path, "", Evaluated(torch.arange(50), probabilities, labels))
+    with open(tmp_path / "confused.csv", newline="") as file:
+        heads, first, *others = csv.reader(file)
+    assert first == ["class 0", "class 24", "2"] and len(heads) == 3
+    assert sorted(row[0] for row in others) == ["class 10", "class 15", "class 20", "class 5"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_classes_without_samples_need_no_warning() -> None:
+    """They are left out of the mean AUROC; the report shows their support."""
+    draw = torch.Generator().manual_seed(0)
+    probabilities = torch.rand(30, 3, generator=draw).softmax(1)
+    labels = torch.arange(30) % 2
+    expected = [roc_auc_score(labels == label, probabilities[:, label]) for label in (0, 1)]
+    assert float(auroc(probabilities, labels)) == pytest.approx(sum(expected) / 2, abs=1e-6)
+    assert auroc(probabilities, torch.zeros(30, dtype=torch.int64)).isnan()
+    sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
+    found = label_report(Evaluated(torch.arange(30), probabilities, sets), ["a", "b", "none"])
+    ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
+    assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
+    metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}
+    metrics = PROBLEMS["multi_label_classification"](metadata).metrics()
+    metrics["map"].update(probabilities, sets)
+    assert float(metrics["map"].compute()) == pytest.approx(sum(ranked) / 3, abs=1e-6)
+
+
 @pytest.mark.parametrize("command", ["test", "validate"])
 def test_evaluations_write_into_a_folder(
     command: str, console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -59,7 +100,8 @@ def test_evaluations_write_into_a_folder(
     found = json.loads(Path(f"out/{split}.json").read_text())
     right = sum(float(row["recall"]) * int(row["support"]) for row in rows)
     assert found[f"{split}/acc"] == pytest.approx(right / sizes[split], abs=1e-3)
-    assert command in found["command"]
+    assert found["task"] == "vit" and command in found["command"]
+    assert found["device"] == "cpu" and found[f"{split}_samples"] == sizes[split]
     values = [value for value in found.values() if isinstance(value, float)]
     assert values and values == [float(f"{value:.6g}") for value in values]  # as in summary.json
 

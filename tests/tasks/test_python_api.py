@@ -81,6 +81,24 @@ def same_prediction(found: tessera.Prediction, row: dict[str, str]) -> None:
     assert found.probability == max(found.probabilities.values())
 
 
+def test_the_likeliest_classes(runs: Path) -> None:
+    model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
+    (all_classes, *_) = model.predict(TEXTS)
+    (first, *_) = model.predict(TEXTS, top_k=1)
+    assert isinstance(all_classes, tessera.Prediction) and isinstance(first, tessera.Prediction)
+    assert len(all_classes.probabilities) == 2
+    assert first.probabilities == {first.label: first.probability}
+    assert (first.label, first.probability) == (all_classes.label, all_classes.probability)
+    digits = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
+    image = picture(9, "L")
+    found = digits.predict(image, top_k=3)
+    assert isinstance(found, tessera.Prediction)
+    assert [*found.probabilities.items()] == digits.predict(image).top(3)
+    for wrong in (0, 3):
+        with pytest.raises(tessera.UsageError, match=f"top_k {wrong}"):
+            model.predict("good", top_k=wrong)
+
+
 def test_images_are_labelled_as_by_predict(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +299,8 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
     for image in wrong:
         with pytest.raises(UsageError):
             model.predict(image)
+    with pytest.raises(UsageError, match=r"1 channel, not 8.*\(H, W, C\).*\(C, H, W\)"):
+        model.predict(np.zeros((3, 8, 8), dtype=np.uint8))
     with pytest.raises(TypeError):
         model.predict(3)
     texts = tessera.load(runs / "bert")
@@ -297,6 +317,27 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
         model.predict("missing.png")
 
 
+def test_methods_of_one_input_take_no_list(runs: Path) -> None:
+    for task in CLASSES:
+        model: Any = tessera.load(runs / task)
+        inputs = [picture(20, "L")] * 2 if task == "vit" else ["The", "The"]
+        methods = [model.attention]
+        if task == "vit":
+            methods += [model.attention_map]
+        elif task == "mlm":
+            methods += [model.fill_mask]
+        elif task == "lm":
+            methods += [model.stream]
+        elif task == "seq2seq":
+            methods += [
+                lambda texts, model=model: model.score(texts, "TWO"),
+                lambda texts, model=model: model.score("two", texts),
+            ]
+        for method in methods:
+            with pytest.raises(TypeError, match="one .* at a time, but this is of type list"):
+                method(inputs)
+
+
 def test_importing_it_imports_nothing_heavy() -> None:
     code = (
         "import sys, time; start = time.perf_counter(); import tessera; "
@@ -309,5 +350,5 @@ def test_importing_it_imports_nothing_heavy() -> None:
 def test_a_model_of_another_kind_is_refused(runs: Path) -> None:
     model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
     assert model.predict("good").label in model.class_names
-    with pytest.raises(UsageError, match="is a TextClassifier, not a Translator"):
+    with pytest.raises(UsageError, match="of class TextClassifier, not Translator"):
         tessera.load(runs / "bert", kind=tessera.Translator)

@@ -65,8 +65,13 @@ def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console
     line += f" --data.tokenizer.vocabulary 300 --data.path d {columns}"
     out, _ = console.printed(f"{line} --data.dataset.label_column stars", "bert")
     first = out.splitlines()[0]
-    assert "36 training, 4 validation and 12 test texts, 2 classes" in first
+    assert "36 training, 4 validation and 12 test texts, 2 classes (1, 2)" in first
     assert first.endswith("; text column body, label column stars")
+    for names, shown in (("[8,9]", "2 classes (8, 9);"), (f"[{'a' * 50},b]", "2 classes;")):
+        shutil.rmtree("r")
+        given = f"--data.dataset.label_column stars --data.dataset.class_names {names}"
+        out, _ = console.printed(f"{line} {given}", "bert")
+        assert shown in out.splitlines()[0]
     for _ in range(2):  # the second reads tokens from the cache
         shutil.rmtree("r")
         out, _ = console.printed(f"{line} --data.max_length 8", "lm")

@@ -110,11 +110,7 @@ class ClassFolders(LabelledSource[S]):
         names = self.class_names
         unknown = [name for name in self._class_folders(folder) if name not in names]
         if unknown:
-            similar = get_close_matches(unknown[0], names, 1)
-            hint = f"did you mean {similar[0]}?" if similar else f"they are {shortened(names)}."
-            raise UsageError(
-                f"{folder / unknown[0]} is not one of the {len(names)} classes; {hint}"
-            )
+            raise UsageError(self._unknown_class(folder, unknown[0]))
         paths = []
         labels = []
         for label, name in enumerate(names):
@@ -123,7 +119,9 @@ class ClassFolders(LabelledSource[S]):
                 files = files_below(folder / name, self.suffixes, self.reject)
             if not files and self.needs_every_class and folder == self.split_folder("train"):
                 chosen = self.options.class_names
-                needless = "it from --data.dataset.class_names" if chosen else "the folder"
+                needless = "the folder"
+                if chosen:
+                    needless = "it from --data.dataset.class_names and from the other splits"
                 raise UsageError(
                     f"class {name} has no {self.noun}: put some into {folder / name}, or remove "
                     f"{needless}."
@@ -133,6 +131,19 @@ class ClassFolders(LabelledSource[S]):
         if not paths:
             raise UsageError(f"{folder} holds no {self.noun}.")
         return paths, torch.tensor(labels, dtype=torch.int64)
+
+    def _unknown_class(self, folder: Path, name: str) -> str:
+        """What is wrong with a class folder of a split, and what to do."""
+        names = self.class_names
+        train = self.split_folder("train")
+        similar = get_close_matches(name, names, 1)
+        advice = [f"rename it to {similar[0]}"] if similar else []
+        if folder == train:
+            advice.append("add it to --data.dataset.class_names")
+        elif train is not None:
+            advice.append(f"put training {self.noun} into {train / name}")
+        fault = f"is not one of the {len(names)} classes ({shortened(names)})"
+        return f"{folder / name} {fault}: {', '.join([*advice, 'or remove it'])}."
 
 
 def files_below(folder: Path, suffixes: tuple[str, ...], reject: Reject) -> list[Path]:

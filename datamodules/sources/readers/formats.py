@@ -8,6 +8,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import IO, Any
 import pyarrow as pa
 
 from datamodules.utils.errors import DataError
-from datamodules.utils.files import open_regular
+from datamodules.utils.files import open_regular, printable
 
 COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by suffix, in lower case
 MAX_EXPANSION = 200  # times its size that a compressed file may expand to
@@ -87,6 +88,15 @@ def open_decompressed(path: Path) -> IO[bytes]:
     return io.BufferedReader(BoundedStream(stream, limit), BLOCK_SIZE)
 
 
+def not_utf8(path: object) -> str:
+    """What is wrong with bytes in a file that are not UTF-8, and the command that converts it."""
+    file = Path(str(path))
+    if file.suffix.lower() in COMPRESSION or not file.is_file():  # such as standard input
+        return NOT_UTF8
+    command = f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(printable(file))} > new{file.suffix}"
+    return f"{NOT_UTF8} (Latin-1 and Windows-1252 are converted by `{command}`)"
+
+
 def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | None]:
     """The lines of an open file without line ends; None for one that is not UTF-8.
 
@@ -96,7 +106,7 @@ def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | 
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            reject(f"line {number} of {name}", NOT_UTF8)
+            reject(f"line {number} of {name}", not_utf8(name))
             yield None
         else:
             yield text.rstrip("\r\n")
@@ -132,7 +142,7 @@ def read_csv(
                 next_line = reader.line_num + 1
                 if not cells:  # an empty line
                     continue
-                offset, fault = row_fault(cells)
+                offset, fault = row_fault(cells, path)
                 if fault is None and names and len(cells) != len(names):
                     fault = f"has {len(cells)} cells where the first line has {len(names)}"
                 place = f"line {line + offset} of {path}"
@@ -160,13 +170,13 @@ def read_csv(
             raise DataError(f"{place} is not valid CSV: {error}.") from error
 
 
-def row_fault(cells: list[str]) -> tuple[int, str | None]:
-    """In which line of a row, from 0, its text is wrong, and how."""
+def row_fault(cells: list[str], path: Path) -> tuple[int, str | None]:
+    """In which line of a row of a file, from 0, its text is wrong, and how."""
     text = ",".join(cells)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes that are not UTF-8 were read as surrogates
-        return text.count("\n", 0, error.start), NOT_UTF8
+        return text.count("\n", 0, error.start), not_utf8(path)
     return 0, "holds NUL bytes, as no text does" if "\0" in text else None
 
 

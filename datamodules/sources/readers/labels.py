@@ -18,6 +18,7 @@ from datamodules.sources.readers.tables import TableSource, described_columns, f
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_CLASS = 10**6  # whole numbers below this are taken for classes
+MANY_ROWS = 50  # of which more than half have not classes of their own
 MAX_NUMBER = 1e30  # far below the largest of float32
 NUMBER = r"(?i)[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
@@ -60,7 +61,8 @@ class LabelColumn:
         raise NotImplementedError
 
     def find(self, schema: pa.Schema) -> str:
-        """Name of the column; raises as `find_column`."""
+        """Name of the column; raises as `find_column`, first for the column of the samples."""
+        self.source.sample_column(schema)
         given = self.source.options.label_column
         candidates = [given] if given else self.source.label_candidates(schema)
         return self.source.find_column(schema, "label_column", candidates, self.fits, self.content)
@@ -87,6 +89,10 @@ class LabelColumn:
             raise DataError(f"{self.source.table(split).name(invalid[0])} {fault}")
         labels = pc.utf8_trim_whitespace(labels)
         return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
+
+    def add_or_remove(self) -> str:
+        """What helps if a label is in no sample of the training split."""
+        return f"add training {self.source.noun} with this label, or remove such rows"
 
     @property
     def first_split(self) -> str:
@@ -171,9 +177,16 @@ class ClassColumn(LabelColumn):
             label = self.texts(split)[unknown[0]].as_py()
             fault = "has no label" if label is None else f"has the label {label}"
             names = self.source.class_names
+            advice = "" if label is None or split == "train" else f"; {self.add_or_remove()}"
             raise DataError(
                 f"{table.name(unknown[0])} {fault}, but needs one of the {len(names)} classes: "
-                f"{shortened(names)}."
+                f"{shortened(names)}{advice}."
+            )
+        if checked and split == "train" and MANY_ROWS <= len(indices) < 2 * len(values):
+            self.source.warn_once(
+                f"Column {self.find(table.columns.schema)} of {self.source.origin} has "
+                f"{len(values):,} classes in {len(indices):,} rows: it is probably an id or a "
+                "text. Name the column of labels with --data.dataset.label_column."
             )
         return indices
 
@@ -208,9 +221,10 @@ class LabelSets(LabelColumn):
             for label in found:
                 if label not in index:
                     names = self.source.class_names
+                    advice = "" if split == "train" else f"; {self.add_or_remove()}"
                     raise DataError(
-                        f"{self.source.table(split).name(row)} has the label {label[:40]}, "
-                        f"which is none of the {len(names)} labels: {shortened(names)}."
+                        f"{self.source.table(split).name(row)} has the label {label[:40]}, which "
+                        f"is none of the {len(names)} labels: {shortened(names)}{advice}."
                     )
                 labels[row, index[label]] = 1
         return labels
@@ -296,6 +310,10 @@ class LabelledTables(TableSource, LabelledSource[S]):
     @property
     def class_names(self) -> list[str]:
         return self.targets.names
+
+    def sample_column(self, schema: pa.Schema) -> str:
+        """Name of the column of samples; raises as `find_column`."""
+        raise NotImplementedError
 
     def label_candidates(self, schema: pa.Schema) -> list[str]:
         """Columns that may hold the targets if no option says which; the likeliest first."""

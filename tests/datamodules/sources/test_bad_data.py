@@ -1,6 +1,7 @@
 """Bad texts, pairs and documents are named by line and option, or skipped and counted."""
 
 import gzip
+import subprocess
 from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,19 @@ def test_bad_samples_are_named_or_skipped_and_counted(case: Any) -> None:
         assert count(source) == 20 and set(source.skipped) == {location}
 
 
+@pytest.mark.parametrize("command", ["texts csv d", "texts folder d", "documents txt d"])
+def test_other_encodings_are_converted_by_the_command_in_the_message(command: str) -> None:
+    suffix = ".csv" if "csv" in command else ".txt"
+    content = "text,label\nfine,bad\ncafé,good\n"
+    path = write(Path("d/train/bad", f"a b{suffix}"), content.encode("cp1252"))
+    write(Path("d/train/good/a.txt"), "fine")
+    with refused(DataError, "line 3", str(path), "--data.skip_bad true") as caught:
+        count(build(command))
+    shell = str(caught.value).split("`")[1]
+    subprocess.run(shell, shell=True, check=True)
+    assert Path(f"new{suffix}").read_text(encoding="utf-8") == content
+
+
 def validation(line: str) -> Files:
     """Good texts to train on, and a validation file whose second line is this."""
     return {"train.csv": ROWS, "validation.csv": f"text,label\n{line}\n"}
@@ -189,6 +203,10 @@ USAGE: list[tuple[str, Files, tuple[str, ...]]] = [  # command, files, what is n
     ("texts hub d", parquet(text=[["a"]] * 20), ("column text of d", "list")),
     ("texts csv d", csv("a,bad", "body,label"), ("column text", "text_column", "body, label")),
     ("texts csv d", csv("a,bad", "text,mood"), ("column label", "label_column", "text, mood")),
+    ("texts csv d text_column=Text label_column=x", csv("a,bad"), ("Text", "text_column text.")),
+    ("texts csv d", csv("a,bad", "Text,mood"), ("column text", "Text, mood", "text_column Text.")),
+    ("texts csv d label_column=text", csv("a,bad"), ("column text", "text_column or label_column")),
+    ("texts hub d text_column=x label_column=y", parquet(), ("column x", "one of text.")),
     ("texts csv d class_names=bad,good,odd", csv("a,bad"), ("class odd", CLASS_OPTION)),
     ("texts csv d", {"train.csv": [ROWS[0]] * 9}, ("one class", "bad")),
     ("texts folder d", {**TXT, "test/positive/1.txt": "a"}, ("test/positive", "2 classes")),

@@ -13,10 +13,11 @@ from datamodules.sources import (
     TEXT_SOURCES,
     DatasetOptions,
     TextDatasetOptions,
+    choose_source,
     open_source,
 )
 from datamodules.tokenizers import TokenizerConfig
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.images import METADATA, save_image
 from tests.helpers.refusals import refused
 from tests.helpers.tables import write
@@ -64,6 +65,37 @@ def test_classes_without_train_are_the_training_split(kind: str) -> None:
         assert len(found(kind, "flat", split)) == size
     save(Path("flat/train"), kind, 5)  # beside the folders of classes: only this one is read
     assert len(found(kind, "flat", "train")) == 8
+
+
+@pytest.mark.filterwarnings("ignore:The data have no test split")
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_links_to_folders_are_followed(kind: str) -> None:
+    """As a split or as a class; a link to where it lies is no endless loop."""
+    save(Path("elsewhere"), kind)
+    save(Path("whole/train"), kind)
+    Path("classes").mkdir()
+    for name in ("ant", "bee"):
+        Path("classes", name).symlink_to(Path("elsewhere", name).absolute())
+    Path("whole/test").symlink_to("../elsewhere")
+    Path("test_only").mkdir()
+    Path("test_only/test").symlink_to("../elsewhere")
+    for path, split, size in (("classes", "train", 18), ("whole", "test", 20)):
+        assert len(found(kind, path, split)) == size
+    sources = SOURCES if kind == "images" else TEXT_SOURCES
+    assert choose_source(sources, None, "test_only", DatasetOptions()) == "folder"
+    Path("whole/val").symlink_to(".")
+    assert choose_source(sources, None, "whole", DatasetOptions()) == "folder"
+
+
+def test_links_to_folders_of_tables_are_followed() -> None:
+    write(Path("d/train.csv"), STARS)
+    write(Path("elsewhere/table.csv"), STARS[:20])
+    Path("d/test").symlink_to("../elsewhere")
+    source = open_source(TEXT_SOURCES, None, "d", TextDatasetOptions())
+    assert len(source.split("test")) == 20
+    Path("d/more").symlink_to("../elsewhere")
+    with refused(DataError, "d/more is a link to a folder"):
+        open_source(TEXT_SOURCES, "csv", "d", TextDatasetOptions()).split("test")
 
 
 @pytest.mark.parametrize("kind", ["images", "texts"])
@@ -146,6 +178,52 @@ def test_labels_of_a_table_mean_the_classes_of_the_model(
     labels = labels_tested(metadata, path)
     assert len(labels) == (40 if path == "d" else 4)
     assert all(label == (1, 3)[int(text.split()[1]) % 2] for text, label in labels.items())
+
+
+@pytest.mark.parametrize("kind", ["csv", "folder"])
+def test_a_class_without_training_texts(kind: str) -> None:
+    """Naming it as a class does not help; texts of it do, and so does removing it."""
+
+    def add(split: str, name: str) -> None:
+        texts.setdefault(split, []).append({"text": f"a {name}", "label": name})
+        for split, rows in texts.items():
+            if kind == "csv":
+                write(Path("d", f"{split}.csv"), rows)
+            for i, row in enumerate(rows if kind == "folder" else []):
+                write(Path("d", split, row["label"], f"{i}.txt"), row["text"])
+
+    def tested(**options: Any) -> int:
+        source = open_source(TEXT_SOURCES, None, "d", TextDatasetOptions(**options))
+        source.checked_class_names()
+        source.records("train")
+        return len(source.split("test"))
+
+    texts: dict[str, list[dict[str, Any]]] = {}
+    for name in ("ant", "bee", "ant", "bee"):
+        add("train", name)
+    for name in ("ant", "wolf"):
+        add("test", name)
+    advice = {"csv": "add training texts", "folder": "put training texts into d/train/wolf"}
+    with refused(Exception, "wolf", advice[kind], "or remove"):
+        tested()
+    with refused(UsageError, "class wolf", "--data.dataset.class_names", "the other splits"):
+        tested(class_names=["ant", "bee", "wolf"])
+    add("train", "wolf")
+    assert tested() == 2
+
+
+@pytest.mark.parametrize(
+    "names", [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1], ["awful", "bad", "fair", "good", "great"]]
+)
+def test_names_of_labels_from_1_to_5(names: Any) -> None:
+    """Words name the labels in their order; numbers are the labels themselves, in this order."""
+    write(Path("train.csv"), STARS)
+    options = TextDatasetOptions(class_names=names)
+    source = open_source(TEXT_SOURCES, None, "train.csv", options)
+    assert source.checked_class_names() == [str(name) for name in names]
+    expected = [names.index(row["label"]) if 1 in names else row["label"] - 1 for row in STARS]
+    samples = source.records("train")
+    assert samples is not None and samples.labels.tolist() == expected
 
 
 def test_numbers_that_are_no_class_of_the_model_are_refused() -> None:

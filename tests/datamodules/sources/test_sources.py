@@ -268,3 +268,29 @@ def test_plain_files_need_no_classes() -> None:
     for name, sizes in (("a", (18, 2)), ("b", (37, 4))):
         data = MaskedTextData("csv", f"{name}.csv", tokenizer=WORDS)
         assert (len(data.dataset("train")), len(data.dataset("val"))) == sizes
+
+
+UNSEEN = {  # commands, and what is in the file
+    "texts csv": [{"text": f"film {i}", "label": ("bad", "good")[i % 2]} for i in range(20)],
+    "corpus jsonl": [{"text": f"film {i}"} for i in range(20)],
+    "documents jsonl": [{"text": f"film {i}"} for i in range(20)],
+    "pairs csv": [{"en": f"two {i}", "de": f"zwei {i}"} for i in range(20)],
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("command", UNSEEN)
+def test_unseen_data_without_splits_are_evaluated_whole(command: str, tmp_path: Path) -> None:
+    rows = UNSEEN[command]
+    suffix = command.split()[1]
+    file = write(tmp_path / f"one.{suffix}", rows)
+    held_out = read(build(f"{command} {file}"), "val")
+    source = build(f"{command} {file}")
+    source.unseen = True
+    everything = read(source, "test")
+    assert read(source, "val") == everything and len(everything) == 20 > len(held_out) > 0
+    for split, some in (("train", rows[:16]), ("test", rows[16:])):
+        write(tmp_path / "d" / f"{split}.{suffix}", some)
+    source = build(f"{command} {tmp_path / 'd'}")
+    source.unseen = True
+    assert read(source, "test") == everything[16:]

@@ -147,6 +147,32 @@ def test_options_of_labels(options: dict[str, Any], said: str, tmp_path: Path) -
         source("csv", path, "multi_label_classification", **options).checked_class_names()
 
 
+@pytest.mark.parametrize(
+    ("rows", "classes", "warns"),
+    [(60, 60, True), (60, 31, True), (60, 30, False), (49, 49, False)],
+)
+def test_a_class_for_almost_every_sample_is_told_once(
+    rows: int, classes: int, warns: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(
+        "\n".join(["file_name,mood", *(f"{i}.png,word{i % classes}" for i in range(rows))])
+    )
+    found = SOURCES["csv"](str(path), DatasetOptions(label_column="mood"))
+    assert len(found.checked_class_names()) == classes
+    for _ in range(2):
+        found.records("train")
+    assert sum("Column mood" in str(warning.message) for warning in recwarn) == warns
+
+
+def test_a_column_of_images_is_not_that_of_labels(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("file_name,label\na.png,x\nb.png,y\n")
+    found = SOURCES["csv"](str(path), DatasetOptions(label_column="file_name"))
+    with pytest.raises(UsageError, match="image_column or label_column"):
+        found.checked_class_names()
+
+
 def test_folders_have_classes_only(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / "train" / name).mkdir(parents=True)

@@ -40,6 +40,28 @@ def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> 
     console.refused(line.replace("--top_k 1", "--top_k 3"), "--top_k 3", "2 classes", task="bert")
 
 
+def test_an_answer_is_printed_and_written(console: Console, best: Path) -> None:
+    line = f"predict --ckpt_path {best} --text good"
+    printed = console.printed(line, "bert")[0].splitlines()
+    assert console.printed(f"{line} --output out.csv", "bert")[0].splitlines()[:1] == printed
+    (row,) = csv.DictReader(Path("out.csv").read_text().splitlines())
+    assert row["text"] == "good" and printed[0].startswith(row["label"])
+
+
+@pytest.mark.parametrize("other", ["link.csv", "./here/../lines.csv", "twin.csv"])
+def test_the_input_is_not_overwritten(other: str, console: Console, best: Path) -> None:
+    Path("here").mkdir()
+    Path("lines.csv").write_text("text\ngood\nbad\n")
+    Path("link.csv").symlink_to("lines.csv")
+    Path("twin.csv").hardlink_to("lines.csv")
+    line = f"predict --ckpt_path {best} --input lines.csv --output {other}"
+    console.refused(line, f"--output {other}", "--input lines.csv", task="bert")
+    Path("predictions.csv").symlink_to("lines.csv")
+    line = f"predict --ckpt_path {best} --input lines.csv"
+    console.refused(line, "--output predictions.csv", task="bert")
+    assert Path("lines.csv").read_text() == "text\ngood\nbad\n"
+
+
 @pytest.mark.parametrize("top_k", [None, 1, 2])
 def test_formats_of_predictions(top_k: int | None, console: Console, best: Path) -> None:
     Path("lines.txt").write_text("not bad\nbad, “quoted”\n")

@@ -1,20 +1,25 @@
 """Exported models: other programs give the same logits; what cannot be written leaves nothing."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnxruntime
 import pytest
 import tessera
 import timm
 import torch
+from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
 from tasks.checkpoints.exporting import new_folder
 from tests.helpers.command import Console, run
+from tests.helpers.images import random_image
 from tests.helpers.results import same
-from tests.helpers.tiny import SHORT
+from tests.helpers.tiny import SHORT, write_images
 from tests.tasks.vit.test_timm import trained
 
 Fit = Callable[[str], Path]
@@ -77,6 +82,49 @@ def test_onnx(options: str, fit: Fit) -> None:
             expected = net((pixels - metadata["mean"][0]) / metadata["std"][0])
         torch.testing.assert_close(torch.from_numpy(logits), expected, atol=1e-5, rtol=0)
     assert '"9"' in session.get_modelmeta().custom_metadata_map["class_names"]
+
+
+def preprocessed(path: str, settings: dict[str, Any]) -> np.ndarray:
+    """A picture as a graph's metadata say, (1, C, S, S), without Tessera or torch."""
+    channels, _, size = settings["input_size"]
+    image = ImageOps.exif_transpose(Image.open(path)).convert(settings["mode"])
+    shorter = min(image.size)
+    width, height = (side * size // shorter for side in image.size)
+    filters = Image.Resampling[settings["interpolation"].upper()]
+    image = image.resize((width, height), filters)
+    left = round((width - size) / 2)
+    top = round((height - size) / 2)
+    pixels = np.array(image.crop((left, top, left + size, top + size)))
+    # (S, S) or (S, S, C) -> (S, S, C) -> (C, S, S)
+    pixels = pixels.reshape(size, size, channels).transpose(2, 0, 1)
+    return (pixels[None] * settings["scale"]).astype(np.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_onnx_on_a_picture(mode: str, console: Console) -> None:
+    """Its metadata tell how to get the probabilities of `predict` from a picture."""
+    write_images(Path("data"))
+    grey = "--model.net.channels 1 " if mode == "L" else ""
+    net = "--model.net.image_size 16 --model.net.patch_size 4 --model.net.stack.width 32"
+    line = f"fit --data.path data {grey}{net} --model.net.stack.heads 2 --model.optimizer.lr 3e-3"
+    line += " --data.batch_size 4 --trainer.max_epochs 20 --trainer.limit_test_batches 0"
+    console.printed(f"{line} --run_dir r")
+    out, _ = console.printed("export --ckpt_path r --format onnx --output out.onnx")
+    assert "custom_metadata_map['preprocessing']" in out
+    session = onnxruntime.InferenceSession("out.onnx")
+    found = session.get_modelmeta().custom_metadata_map
+    names, kind, settings = (
+        json.loads(found[name]) for name in ("class_names", "problem_type", "preprocessing")
+    )
+    assert settings["mode"] == mode and kind == "single_label_classification"
+    exif = Image.Exif()
+    exif[274] = 6  # to be turned by 90 degrees
+    random_image(0, (61, 40)).save("a.png", exif=exif)
+    (logits,) = session.run(None, {"images": preprocessed("a.png", settings)})
+    powers = np.exp(logits[0] - logits[0].max())
+    expected = tessera.load("r").predict("a.png").probabilities
+    assert dict(zip(names, powers / powers.sum(), strict=True)) == pytest.approx(expected, abs=2e-3)
 
 
 def test_safetensors(fit: Fit) -> None:

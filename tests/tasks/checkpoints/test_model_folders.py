@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tests.helpers.command import Capture, Console, Patch, run
+from tests.helpers.command import Capture, Console, Patch, environment, run
 from tests.helpers.model_folders import decoder_folder, encoder_folder, marian_folder, save_model
 from tests.helpers.results import checkpoint, same
 from tests.helpers.tiny import PAIRS, Malicious, write_pairs
@@ -188,6 +190,19 @@ def downloads(monkeypatch: Patch) -> list[list[str]]:
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     return found
+
+
+@pytest.mark.slow
+def test_without_a_network_nothing_is_tried_again() -> None:
+    """The hub's library would print that it does."""
+    source = "timm/vit_tiny_patch16_224"
+    code = f"import tessera; tessera.load({source!r})"
+    nowhere = environment(HF_HUB_OFFLINE="0", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME="cache")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=nowhere, capture_output=True, text=True)
+    *_, last = done.stderr.splitlines()
+    assert "Retrying" not in done.stderr and last.startswith("datamodules.utils.errors.DataError")
+    assert f"{source} could not be downloaded" in last and "tessera.load FOLDER" in last
 
 
 def test_older_files_are_downloaded_if_there_are_no_others(

@@ -201,8 +201,9 @@ def test_a_continued_run_counts_on(run_copy: Path) -> None:
     assert record["samples"] == 8 * 64 and record["seconds"] > 0
     record["elapsed"] += 1000.0
     record["samples"] += 10**9
-    torch.save(saved, run_copy / "checkpoints" / "last.ckpt")
-    assert run(f"fit --resume {run_copy} --trainer.max_epochs 3") == 0
+    last = run_copy / "checkpoints" / "last.ckpt"
+    torch.save(saved, last)
+    assert run(f"fit --resume {last} --trainer.max_epochs 3") == 0  # names its run folder
     after = summary(run_copy)
     assert after["seconds"] > record["elapsed"] - 0.1  # rounded to tenths
     assert after["steps"] > before["steps"] and after["samples_per_s"] > 1e6

@@ -105,7 +105,7 @@ def test_help_of_every_option(command: str, console: Console) -> None:
         assert option in text
     assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
     assert "Peak learning rate" in text and re.search(r"type: float, value: 0\.00[13]\)", text)
-    assert "configs/vit/digits.yaml" in text
+    assert ("configs/vit/digits.yaml" in text) == (command == "fit")
     assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
     assert "onnx" in console.printed("export --help")[0]
 
@@ -197,6 +197,16 @@ def test_help_is_cut_between_words() -> None:
     assert len(long) == 2 and long[1] == f"{'':<44}word"
 
 
+@pytest.mark.parametrize("task, command", [("vit", "test"), ("bert", "export")])
+def test_messages_name_the_command_that_was_started(
+    task: str, command: str, lm_letters: Path, console: Console, monkeypatch: Patch
+) -> None:
+    line = f"{command} --ckpt_path {lm_letters}"
+    console.refused(line, "python -m tasks.lm", task=task)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tessera"])
+    console.refused(line, "use tessera lm", task=task)
+
+
 # Imports ------------------------------------------------------------------------------------------
 
 
@@ -243,6 +253,13 @@ def test_fit_in_a_process_without_a_terminal(tmp_path: Path) -> None:
     assert "epoch 2/2" in done.stdout and "\x1b" not in done.stdout
     for word in ("test/acc", "test/loss", "best.ckpt", "predict --ckpt_path", "run folder"):
         assert word in done.stdout
+
+
+@pytest.mark.slow
+def test_a_command_after_a_model_was_loaded_prints_no_hints(best: Path, tmp_path: Path) -> None:
+    before = f"import tessera; tessera.load({str(best)!r})"
+    done = process(f"test --ckpt_path {best}", before, cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 # Progress -----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from tasks.training.optim import OptimConfig
 from tests.helpers.command import Console, run
 from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, metrics, summary
+from tests.helpers.tables import write
 from tests.helpers.tiny import TINY, picture, write_data
 
 # One process --------------------------------------------------------------------------------------
@@ -86,7 +87,31 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     Path("images/bad.png").write_bytes(b"not an image")
     console.refused(f"{line} images", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
-    assert "1 bad files skipped" in out and len(predictions()) == 3
+    assert "1 bad files skipped: images/bad.png" in out and len(predictions()) == 3
+
+
+@pytest.mark.parametrize("name", ["d/asked.csv", "d/asked.jsonl"])
+def test_predictions_of_images_in_a_table(name: str, best: Path, console: Console) -> None:
+    """Paths are relative to the folder of the table; it needs no labels."""
+    for number in range(3):
+        Path("d/images").mkdir(parents=True, exist_ok=True)
+        picture(8, "L").save(f"d/images/{number}.png")
+    rows = [{"file_name": f"images/{number}.png", "label": 0.5} for number in (2, 0, 1)]
+    line = f"predict --ckpt_path {best} --input"
+    console.printed(f"{line} {write(Path(name), rows)}")
+    found = predictions()
+    assert [row["path"] for row in found] == [f"d/{row['file_name']}" for row in rows]
+    console.printed(f"{line} d/images")
+    labels = {row["path"]: row["label"] for row in predictions()}
+    assert {row["path"]: row["label"] for row in found} == labels
+    write(Path(name), [{"photo": row["file_name"]} for row in rows])
+    console.refused(f"{line} {name}", "image_column to one of photo")
+    console.printed(f"{line} {name} --data.dataset.image_column photo")
+    Path("d/images/1.png").unlink()
+    bad = f"{line} {name} --data.dataset.image_column photo"
+    console.refused(bad, "d/images/1.png", "No such file", code=1)
+    assert "1 bad files skipped" in console.printed(f"{bad} --data.skip_bad true")[0]
+    console.refused(f"{line} nowhere.csv", "nowhere.csv", "CSV")
 
 
 # Several processes --------------------------------------------------------------------------------

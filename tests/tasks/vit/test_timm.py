@@ -127,7 +127,7 @@ def test_no_network(monkeypatch: Patch, console: Console) -> None:
 
     monkeypatch.setattr(timm, "create_model", offline)
     line = f"{FIT} --model.pretrained timm/vit_tiny_patch16_224"
-    console.refused(line, "--model.pretrained FILE.safetensors", code=1)
+    console.refused(line, "--model.pretrained FOLDER", code=1)
 
 
 KNOWN: list[tuple[str, str, Any, Any]] = [  # model, file, config.json beside it, options

@@ -1,0 +1,65 @@
+"""`test` and `validate` on data that the model was not trained on evaluate all samples of them."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Console, run
+from tests.helpers.images import save_image
+from tests.helpers.tables import write
+from tests.helpers.tiny import NET
+
+FITS = {  # task, and the options of a tiny model on the data at `old`
+    "vit": f"fit {NET} --model.net.image_size 8 --model.net.patch_size 4 --data.batch_size 8",
+    "bert": f"fit {NET} --data.tokenizer.vocabulary 200 --data.batch_size 8",
+}
+NOUNS = {"vit": "images", "bert": "texts"}
+FILES = {"test": "predictions.csv", "validate": "val_predictions.csv"}
+
+
+def write_samples(path: Path, count: int, task: str) -> None:
+    """`count` samples of each of two classes: class folders, or a table if the path is one."""
+    rows = []
+    for i in range(count):
+        for name in ("ant", "bee"):
+            if task == "bert":
+                rows.append({"text": f"{name} number {i}", "label": name})
+                continue
+            file = Path("pictures" if path.suffix else path, name, f"{i}.png")
+            save_image(file, i)
+            rows.append({"file_name": str(file), "label": name})
+    if path.suffix:
+        write(path, rows)
+
+
+def evaluated(console: Console, line: str, task: str, command: str = "test") -> tuple[str, int]:
+    """The first line that a command prints, and how many samples it evaluates."""
+    out, _ = console.printed(f"{command} --ckpt_path r --output out {line}", task)
+    with open(Path("out", FILES[command]), newline="") as file:
+        return out.splitlines()[0], len(list(csv.DictReader(file)))
+
+
+CASES = [("vit", "old", "new"), ("vit", "old", "new.csv"), ("bert", "old.csv", "new.jsonl")]
+
+
+@pytest.mark.plain_every(2)
+@pytest.mark.parametrize(("task", "old", "new"), CASES)
+def test_other_data_are_evaluated_whole(
+    task: str, old: str, new: str, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_samples(Path(old), 20, task)
+    write_samples(Path(new), 9, task)
+    assert run(f"{FITS[task]} --trainer.max_epochs 1 --data.path {old} --run_dir r", task) == 0
+    for command in ("test", "validate"):
+        first, count = evaluated(console, f"--data.path {new}", task, command)
+        assert first.startswith(f"data    {new}: all 18 {NOUNS[task]} to {command}") and count == 18
+    _, err = console.printed(f"test --ckpt_path r --data.path {new}", task)
+    assert "no test split" not in err
+    for path in ("", f"--data.path {old}", f"--data.path {Path(old).resolve()}"):
+        first, count = evaluated(console, path, task)
+        assert f": 4 {NOUNS[task]} to test, held out of the training split" in first and count == 4
+    Path("elsewhere").mkdir()  # where the checkpoint's relative path means nothing
+    monkeypatch.chdir("elsewhere")
+    first, _ = console.printed(f"test --ckpt_path ../r --data.path ../{old}", task)
+    assert f": 4 {NOUNS[task]} to test, held out" in first
