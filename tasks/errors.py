@@ -14,13 +14,14 @@ from pathlib import Path
 from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
-SHORT_NAMES = {  # short, usual and former names of options, and the last word of their names
+SHORT_NAMES = {  # short, usual and former names of options, and the last words of their names
     "epochs": "max_epochs",
     "steps": "max_steps",
     "seed": "seed_everything",
     "learning_rate": "lr",
     "output_dir": "run_dir",
     "workers": "num_workers",
+    "text": "prompt input",
     **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
     **dict.fromkeys(("run_dir", "out", "format"), "output"),
 }
@@ -157,9 +158,13 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     ends: dict[str, list[str]] = {}  # options by the last word of their names
     for option in known:
         ends.setdefault(option.rpartition(".")[2].removeprefix("--"), []).append(option)
-    found = ends.get(SHORT_NAMES.get(word, word)) or ends.get(word, [])
-    close = found[:3] or difflib.get_close_matches(name, known, 1, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else "`--help` lists the options"
+    found = [
+        option for last in SHORT_NAMES.get(word, word).split() for option in ends.get(last, [])
+    ]
+    found = found or ends.get(word) or difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    if not found and (close := difflib.get_close_matches(word, ends, 1, cutoff=0.7)):
+        found = ends[close[0]]
+    hint = f"did you mean {' or '.join(found[:3])}?" if found else "`COMMAND --help` lists them all"
     return f"unknown option {name[:200]}: {hint}"
 
 

@@ -88,8 +88,8 @@ class Prediction(Ranked):
         return {"label": self.label, "probabilities": rounded(self.top(top_k))}
 
     def line(self, top_k: int | None = None) -> str:
-        """As in `cat (cat 0.9000, dog 0.1000)`."""
-        return f"{self.label} ({listed(self.top(top_k))})"
+        """As in `label cat (probabilities: cat 0.9000, dog 0.1000)`."""
+        return f"label {self.label} (probabilities: {listed(self.top(top_k))})"
 
     def answer(self) -> dict[str, Any]:
         return {"label": self.label, "probability": self.probability}
@@ -117,8 +117,9 @@ class LabelSet(Ranked):
         return {"labels": self.labels, "probabilities": rounded(self.top(top_k))}
 
     def line(self, top_k: int | None = None) -> str:
-        """As in `war, comedy (war 0.9000, comedy 0.7000, art 0.1000)`."""
-        return f"{', '.join(self.labels) or 'no label'} ({listed(self.top(top_k))})"
+        """As in `labels war, art (probabilities: war 0.9000, art 0.7000, love 0.1000)`."""
+        names = f"labels {', '.join(self.labels)}" if self.labels else "no label"
+        return f"{names} (probabilities: {listed(self.top(top_k))})"
 
     def answer(self) -> dict[str, Any]:
         return {"labels": ",".join(self.labels)}

@@ -3,6 +3,7 @@
 fit --help             the main options, grouped
 fit --help all         every option
 fit --help model.net   every option whose name begins so
+fit --help run         options without a section
 """
 
 import argparse
@@ -12,7 +13,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from tasks.errors import UsageError, unknown_name
 from tasks.options import flat
@@ -48,12 +49,12 @@ TRAINER_OPTIONS = {  # of Lightning's, those that most runs use; its own texts a
     "max_time": "Time of training, as DD:HH:MM:SS",
     "accelerator": "Where to compute: cpu, gpu, mps or auto",
     "devices": "Number of GPUs or processes, or a list of GPUs",
-    "precision": "Number format: 32-true, bf16-mixed, 16-mixed or bf16-true",
+    "precision": "Such as 32-true, bf16-mixed, 16-mixed or bf16-true",
     "accumulate_grad_batches": "Batches for each optimizer step",
     "val_check_interval": "When to validate: a fraction of an epoch, or batches",
     "limit_train_batches": "Training batches of an epoch: a fraction or a number",
-    "limit_val_batches": "Validation batches: a fraction or a number, from the whole split",
-    "limit_test_batches": "Test batches: a fraction or a number; 0: no test",
+    "limit_val_batches": "Validation batches: a fraction of all, or a number",
+    "limit_test_batches": "Test batches: a fraction or a number, 0: no test",
     "logger": "Loggers besides metrics.csv; see configs/logger/",
     "callbacks": "Callbacks of Lightning or your own",
 }
@@ -84,23 +85,43 @@ def help_text(parser: ArgumentParser, command: str, values: Any, topic: str) -> 
     """The help of a command; `values` are its options as they hold, `topic` as of `take_help`."""
     if topic == "":
         return short_help(parser, command, flat(values.as_dict()))
-    if topic != "all":
-        if topic in GROUPS:
-            known = [action for action in options_of(parser) if group_of(name_of(action)) == topic]
-        else:
-            known = [action for action in parser._actions if begins(action, topic.rstrip("."))]
-        if not known:
-            names = [name_of(action) for action in options_of(parser)]
-            sections = sorted({name.partition(".")[0] for name in names if "." in name})
-            raise UsageError(unknown_name(topic, ["all", *sections], "topic of --help"))
-        for action in parser._actions:
-            if action not in known:
-                action.help = argparse.SUPPRESS
-    return parser.format_help()
+    names = [name_of(action) for action in options_of(parser)]
+    sections = {name.partition(".")[0] for name in names if "." in name}
+    prefix = GROUPS.get(topic, topic).rstrip(".")
+    known = [
+        action
+        for action in parser._actions
+        if topic == "all"
+        or begins(action, prefix)
+        or (topic == "run" and not any(begins(action, section) for section in sections))
+    ]
+    known = [action for action in known if topic == "all" or is_option(action)]
+    if not known:
+        topics = ["all", *sorted({*sections, "optimizer", "run"})]
+        raise UsageError(unknown_name(topic, topics, "topic of --help"))
+    for action in parser._actions:
+        if action not in known:
+            action.help = argparse.SUPPRESS
+    held = flat(values.as_dict())
+    parser.set_defaults({name: held[name] for name in names if name in held})
+    return re.sub(r"\bdefault:(\s)", r"value:\1", parser.format_help())
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """jsonargparse's, without types that repeat the choices; values are as in config files."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = super()._get_help_string(action)
+        if str(action.metavar).startswith("{"):
+            text = text.replace("type: %(type)s, ", "")
+        if isinstance(action.default, bool | tuple):
+            text = text.replace("%(default)s", shown(action.default))
+        return text
 
 
 def short_help(parser: ArgumentParser, command: str, values: dict[str, Any]) -> str:
     """The main options in groups, a line each: name, value and the first sentence of its help."""
+    values = values | {"compile": values.get("model.compile")}  # its short name
     order = LATER_ORDER if command in EFFECTIVE else FIT_ORDER
     lines: dict[str, list[str]] = {title: [] for title in order}
     sections: dict[str, list[str]] = {}  # names of the options of each nested section
@@ -164,10 +185,17 @@ def is_main(name: str, command: str) -> bool:
     title = group_of(name)
     if title == "run":
         return True
+    if name == "model.compile":  # --compile is listed
+        return False
     if command in EFFECTIVE:
         return name.startswith(EFFECTIVE[command])
     is_rare = title == "training" and name.removeprefix("trainer.") not in TRAINER_OPTIONS
     return title != "checkpoints" and not is_rare
+
+
+def is_option(action: Any) -> bool:
+    """Whether this is an option, not a link between two."""
+    return "".join(action.option_strings).startswith("-")
 
 
 def begins(action: Any, topic: str) -> bool:
@@ -193,7 +221,7 @@ def shown(value: Any) -> str:
     """A value as a config file has it."""
     if value is None or isinstance(value, bool):
         return str(value).lower().replace("none", "null")
-    return str(value)
+    return str(list(value) if isinstance(value, tuple) else value)
 
 
 def first_sentence(text: str) -> str:
@@ -205,10 +233,10 @@ def first_sentence(text: str) -> str:
 
 
 def fitted(left: str, right: str) -> str:
-    """Two columns, cut to the width of the screen."""
+    """Two columns, cut to the width of the screen between words."""
     width = min(shutil.get_terminal_size((WIDTH, 0)).columns, 120)
-    line = f"{left:<42}  {right}"
-    return line if len(line) <= width else f"{line[: width - 3].rstrip()}..."
+    start = f"{left}\n{'':<44}" if len(left) > 42 else f"{left:<44}"
+    return start + textwrap.shorten(right, max(width - 44, 20), placeholder=" ...")
 
 
 def wrapped(text: str) -> list[str]:

@@ -53,6 +53,7 @@ class Invocation:
         resume_path: Its path, if a run is resumed.
         command_line: As it was given.
         help_topic: What `--help` asks for, as of `take_help`; None: no help is asked for.
+        preset: Of the network, as given here or in a config, the last one.
         damaged: The damaged last checkpoint, if a run is resumed from an earlier one.
     """
 
@@ -67,6 +68,7 @@ class Invocation:
         self.saved_at: str | None = None
         self.on_command_line: set[str] = set()
         self.given: set[str] = set()
+        self.preset: str | None = None
         self.help_topic, arguments = take_help(arguments)
         if (
             self.help_topic is not None
@@ -150,6 +152,7 @@ class Invocation:
                 raise UsageError(unknown_name(name, presets, "preset"))
             net = replace(presets[name], **dict.fromkeys(self.app.sizes_of_data))
             implied = {"model": {"net": asdict(net)}}
+            self.preset = name
         pretrained = options.get("model", {}).get("pretrained")
         if isinstance(pretrained, str):
             pretrained = best_checkpoint(pretrained)

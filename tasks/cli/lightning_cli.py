@@ -125,7 +125,7 @@ class TaskCLI(LightningCLI):
             add("--output", type=str | None, help=output)
             top_k = "Write the k likeliest classes; null: the probabilities of all."
             add("--top_k", type=int | None, help=top_k)
-        seed = "Seed of all random numbers: initial weights, order, augmentation, dropout."
+        seed = "Seed of all random numbers (initial weights, order, augmentation, dropout)."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
 
@@ -146,6 +146,8 @@ class TaskCLI(LightningCLI):
         self.config = parser.parse_args(args)
         if self.invocation.help_topic is not None:
             trainer_options.set_defaults(self.config.trainer, self.app.epochs)
+            if self.invocation.preset:
+                self.config.preset = self.invocation.preset
             print(help_text(parser, self.command, self.config, self.invocation.help_topic))
             if self.command != "fit" and not self.invocation.saved_at:
                 print(f"\n{NO_CHECKPOINT}")

@@ -111,5 +111,5 @@ commands:
 {commands}{examples}
 
 more:
-  {options}   every option, what it does, its unit and its default{configs}
-  {"README.md":<{pad}}   your own data, results, how to extend"""
+  {options}   the main options and their values; `fit --help all`: every option{configs}
+  {"tasks/README.md":<{pad}}   your own data, results, how to extend"""

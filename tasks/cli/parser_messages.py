@@ -34,6 +34,7 @@ TYPE_NAMES = {
     "bool": "true/false",
     "str": "text",
     "NoneType": "null",
+    "dict": "options by name, in quotes and with a space after each colon, as in '{name: value}'",
     "tuple": "a list",
     "list": "a list",
     "Iterable": "a list",
@@ -90,13 +91,18 @@ def full_names(message: str, section: str, options: Collection[str]) -> str:
 
     >>> full_names("lr is 0, but must be above 0.", "model.optimizer", ["model.optimizer.lr"])
     '--model.optimizer.lr is 0, but must be above 0.'
+    >>> full_names('A ViT needs stack.causal off.', "model.net", ["model.net.stack.causal"])
+    'A ViT needs --model.net.stack.causal off.'
     """
 
     def full(found: re.Match[str]) -> str:
         name = f"{section}.{found[0]}".removeprefix(".")
-        return f"--{name}" if name in options else found[0]
+        is_entry = "." in found[0] and name.rpartition(".")[0] in options  # of a dict
+        return f"--{name}" if name in options or is_entry else found[0]
 
-    return re.sub(r"(?<![\w.-])[a-z][\w.]*(?= is | must | -?\d|=)", full, message)
+    dotted = r"[a-z]\w*(?:\.\w+)+"
+    word = r"[a-z]\w*(?= is | must | -?\d|=|: | \")"
+    return re.sub(rf"(?<![\w.\"'-])(?:{dotted}|{word})", full, message)
 
 
 def wrong_value(key: str, reason: str, value: str) -> str:

@@ -23,10 +23,14 @@ from tasks.cli.config_files import (
     refuse_unknown,
     yaml_problem,
 )
+from tasks.cli.help_screens import HelpFormatter
 from tasks.cli.parser_messages import TRUST, as_typed, full_names, one_sentence
 from tasks.errors import UsageError, usage_errors
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
+READ_BEFORE = (  # the parser
+    *("-c", "--config", "--preset", "--model.pretrained", "--resume", "--ckpt_path"),
+)
 NO_VALUE = ("-h", "--help", "--print_config")
 # Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
@@ -70,7 +74,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
     """A parser whose errors are one sentence, raised as `UsageError`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)  # "--dep" is a mistake
+        kwargs.setdefault("allow_abbrev", False)  # "--dep" is a mistake
+        kwargs.setdefault("formatter_class", HelpFormatter)
+        super().__init__(*args, **kwargs)
         self.links: dict[str, str] = {}  # linked option -> the option that it follows
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
@@ -153,13 +159,13 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
     >>> join_values(["--depth", "3", "--fast", "--name=x"], ["--fast"])
     ['--depth=3', '--fast=true', '--name=x']
     """
-    joined = []
+    joined: list[str] = []
     remaining = list(arguments)
     while remaining:
         argument = remaining.pop(0)
         name, equals, value = argument.partition("=")
         if not name.startswith("-"):
-            raise UsageError(f"unexpected '{argument}': options begin with --")
+            raise UsageError(unexpected(argument, joined[-1] if joined else ""))
         if name in NO_VALUE:
             joined.append(argument)
             continue
@@ -168,12 +174,23 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
         elif not equals:
             is_text = name in TEXT_OPTIONS
             if not remaining or (remaining[0].startswith("--") and not is_text):
-                raise UsageError(f"{name} needs a value")
+                if is_text or name in READ_BEFORE:
+                    raise UsageError(f"{name} needs a value")
+                joined.append(name)  # the parser knows whether there is such an option
+                continue
             value = remaining.pop(0)
         if not value and name not in TEXT_OPTIONS:
             raise UsageError(f"{name} needs a value")
         joined.append(f"{name}={value}")
     return joined
+
+
+def unexpected(argument: str, before: str) -> str:
+    """The message about an argument that is no option, after the option `before`."""
+    option, _, value = before.partition("=")
+    if value.startswith(("{", "[")):  # which a shell has split
+        return f"{option} {value} {argument}: quote it, as in {option} '{value} {argument}'"
+    return f"unexpected '{argument}': options begin with --"
 
 
 def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]:

@@ -80,6 +80,11 @@ def resolve_devices(options: Any) -> None:
         raise UsageError(f"--trainer.strategy {name} is not supported: give {supported}")
     if name in GPU_STRATEGIES and not has_gpus:
         raise UsageError(f"--trainer.strategy {name} needs GPUs, and there are none: give ddp")
+    if options.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise UsageError(
+            f"--trainer.accelerator {options.accelerator}: there is no GPU that PyTorch can use; "
+            "give auto or cpu"
+        )
     if by_torchrun():
         fresh_store()
     if launcher := external_launcher():

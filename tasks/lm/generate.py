@@ -16,6 +16,7 @@ from tasks.errors import UsageError
 from tasks.inference import InferenceOptions, prepared
 from tasks.lm.architectures import LanguageModel, load_model
 from tasks.lm.streaming import StreamBatch, TextStream, end_tokens, prompt_tokens, stream_texts
+from tasks.tracking.report import counted
 
 MAX_SAMPLES = 10_000  # for each prompt, all generated at the same time
 
@@ -117,7 +118,8 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
         print(f"texts ended at {limit}", file=sys.stderr)
     count = sum(completion.stream.tokens for completion in found)
     seconds = time.perf_counter() - start
-    print(f"{count} tokens in {seconds:.1f} s ({count / seconds:.0f} tokens/s)", file=sys.stderr)
+    rate = f"{count / seconds:.0f} tokens/s"
+    print(f"{counted(count, 'token')} in {seconds:.1f} s ({rate})", file=sys.stderr)
 
 
 def read_by_model(

@@ -14,6 +14,7 @@ from modules.generation.translation import translate as search
 from tasks.cli.text_io import json_line, print_note, printed, printing_to, read_input_lines
 from tasks.inference import InferenceOptions, prepared
 from tasks.seq2seq.architectures import TranslationModel, load_model
+from tasks.tracking.report import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,9 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             can rank among them any more, often at the length limit. "first" (True): when as many
             are finished as there are beams.
         seed: Of sampling the first sentence; the next one has `seed` + 1.
-        nbest: Translations of each sentence, best first, each on a line with the sentence's number
-            and the score.
+        nbest: Translations of each sentence, best first. Above 1, a line has three columns with
+            tabs between them: number of the sentence, score (log-probability, normalised by the
+            length; higher is better), translation.
         batch_size: Sentences at a time, sorted by length.
         json: Print one JSON object per line for each translation: line, source, translation, rank,
             score, number of tokens, and whether it is finished; without it, [...] marks an
@@ -94,7 +96,8 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
                     text = printed(text, translation.finished)
                     print(f"{number}\t{translation.score:.4f}\t{text}")
     print(
-        f"{len(lines)} sentences in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)", file=sys.stderr
+        f"{counted(len(lines), 'sentence')} in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)",
+        file=sys.stderr,
     )
     if not lines:
         print("there was nothing to translate: the input is empty", file=sys.stderr)
@@ -104,7 +107,9 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         advice = "raise --max_new_tokens"
         if options.max_new_tokens >= longest:
             advice = f"the model generates at most {longest} tokens"
-        print(f"{unfinished} translations were not finished: {advice}", file=sys.stderr)
+        verb = "was" if unfinished == 1 else "were"
+        what = f"{counted(unfinished, 'translation')} {verb} not finished"
+        print(f"{what}: {advice}", file=sys.stderr)
 
 
 def with_folder_defaults(

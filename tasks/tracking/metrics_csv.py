@@ -40,11 +40,15 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
+def is_test(row: Mapping[str, Any]) -> bool:
+    return any(name.startswith("test/") for name in row)
+
+
 class LoggedRows:
     """Which rows a run that resumes from a checkpoint keeps: those that it does not log again."""
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:
-        self.last_step = (checkpoint["global_step"] if checkpoint else 0) - 1
+        self.last_step = checkpoint["global_step"] if checkpoint else 0
         loops = checkpoint["loops"]["fit_loop"] if checkpoint else {}
         self.validation_due = loops.get("epoch_loop.state_dict", {}).get("validates", False)
         epochs = loops.get("epoch_progress", {}).get("current", {"completed": 0, "ready": 0})
@@ -53,6 +57,8 @@ class LoggedRows:
     def keeps(self, row: Mapping[str, Any]) -> bool:
         """Whether a row stays; the last step may still validate or end its epoch."""
         step = int(row["step"])
+        if is_test(row):
+            return False
         if step != self.last_step or "train/grad_norm" in row:
             return step <= self.last_step
         if any(name.startswith("val/") for name in row):
@@ -63,6 +69,7 @@ class LoggedRows:
 class MetricsCSV(Logger):
     """Writes `metrics.csv`: one row per step, one column per metric; new metrics add columns.
 
+    Steps and epochs are counted from 1, as on the console; Lightning counts from 0 in training.
     Lightning's CSVLogger deletes the file of an earlier process. `earlier` says which rows of one
     are kept.
     """
@@ -104,6 +111,8 @@ class MetricsCSV(Logger):
         row: dict[str, Any] = {"step": step}
         for name, value in metrics.items():
             row[name] = value.item() if isinstance(value, Tensor) else value
+        if step is not None and not is_test(row):
+            row |= {name: row[name] + 1 for name in ("step", "epoch") if name in row}
         self.waiting.append(row)
         if len(self.waiting) >= ROWS_BEFORE_WRITE:
             self.save()

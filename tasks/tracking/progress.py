@@ -315,7 +315,7 @@ class TimeEstimate(Callback):
         if self.end and (left < self.seconds or abs(now + left - self.end) < 0.1 * left):
             return
         self.end = now + left
-        text = f"training takes about {duration(left)} more"
+        text = f"about {duration(left)} of training left"
         bar = trainer.progress_bar_callback
         if bar:
             bar.print(text)

@@ -25,6 +25,14 @@ from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versi
 from tasks.training.trainer_options import check_monitors
 
 LINE_WIDTH = 100  # up to which the line on the data names the classes
+PRECISIONS = {  # Lightning's names of them, in words
+    "32-true": "float32",
+    "64-true": "float64",
+    "16-true": "float16",
+    "bf16-true": "bfloat16",
+    "16-mixed": "float16 mixed precision",
+    "bf16-mixed": "bfloat16 mixed precision",
+}
 
 
 def device_name(device: torch.device) -> str:
@@ -44,7 +52,7 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
         return {}
     best = max if task.monitor_mode == "max" else min
     value, epoch = best(reversed(found), key=lambda pair: pair[0])
-    return {f"best {task.monitor}": value, "best epoch": epoch + 1}
+    return {f"best {task.monitor}": value, "best epoch": epoch}
 
 
 def rounded(value: Any) -> Any:
@@ -83,7 +91,7 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     return [
         data_line(task, f"{counts} {data.noun}"),
         f"model   {type(task.net).__name__}, {weights:,} parameters",
-        f"device  {where}{processes}, {trainer.precision}",
+        f"device  {where}{processes}, {PRECISIONS.get(trainer.precision or '', trainer.precision)}",
         f"run     {length}, in {folder}",
     ]
 
@@ -301,7 +309,7 @@ class RunRecord(Callback):
         summary["device"] = self.device
         summary["versions"] = versions()
         summary["processor"] = {"name": NAME, "threads": torch.get_num_threads(), **kernels()}
-        write_text(self.folder / "summary.json", json.dumps(rounded(summary), indent=2))
+        write_text(self.folder / "summary.json", json.dumps(rounded(summary), indent=2) + "\n")
         if self.lock:
             self.lock.close()
         return texts

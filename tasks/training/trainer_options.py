@@ -149,7 +149,7 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
             options["version"] = None  # Lightning's other name of it
             options["resume"] = options.get("resume") or "allow"
         if name == "TensorBoardLogger" and not is_new:
-            options["purge_step"] = earlier.last_step + 1  # TensorBoard hides what follows
+            options["purge_step"] = earlier.last_step  # from 0; TensorBoard hides what follows
 
 
 def wandb_id(folder: Path, chosen: str | None) -> str:

@@ -55,7 +55,7 @@ def assert_once(text: str) -> None:
 def assert_logged(folder: Path, steps: int) -> None:
     """Each step once, and validation and test once."""
     rows = metrics(folder)
-    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(steps))
+    assert [int(row["step"]) for row in rows if "train/loss" in row] == list(range(1, steps + 1))
     assert [sum(name in row for row in rows) for name in ("val/loss", "test/loss")] == [1, 1]
 
 

@@ -87,10 +87,18 @@ def counts_of(rows: list[dict[str, Any]]) -> Counter[tuple[str, int]]:
     )
 
 
+def lightning_step(row: dict[str, str]) -> int:
+    """The step of a row of `metrics.csv` as loggers have it: from 0 in training."""
+    return int(row["step"]) - ("test/loss" not in row)
+
+
 def counts_of_csv(folder: str) -> Counter[tuple[str, int]]:
     """The same of `metrics.csv`."""
     return Counter(
-        (n, int(row["step"])) for row in metrics(folder) for n in row if n not in ("step", "epoch")
+        (n, lightning_step(row))
+        for row in metrics(folder)
+        for n in row
+        if n not in ("step", "epoch")
     )
 
 

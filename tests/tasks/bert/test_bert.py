@@ -119,7 +119,7 @@ def test_predict_needs_no_training_data(console: Console, monkeypatch: Patch) ->
     first, second = read_table("p.csv")
     assert (first["text"], second["text"]) == ("not bad at all", "zwölf")
     label = first["label"]
-    assert out.startswith(f"{label} (") and f"{label} {float(first[label]):.4f}" in out
+    assert out.startswith(f"label {label} (") and f"{label} {float(first[label]):.4f}" in out
     both = f"predict {CKPT} --text good --input lines.txt"
     console.refused(both, "--text and --input", task="bert")
 

@@ -16,6 +16,7 @@ import yaml
 from tasks import __version__
 from tasks.cli.app import App
 from tasks.cli.config_files import read_config
+from tasks.cli.help_screens import fitted
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen, main
 from tasks.cli.parsing import names_data
@@ -113,7 +114,7 @@ def test_help_of_every_option(command: str, console: Console) -> None:
     for option in ("--trainer.max_epochs", f"--{DEPTH}", "--data.path", written):
         assert option in text
     assert ("--checkpoint.every_n_train_steps" in text) == (command == "fit")
-    assert "Peak learning rate" in text and "(type: float, default: 0.001)" in text
+    assert "Peak learning rate" in text and re.search(r"type: float, value: 0\.00[13]\)", text)
     assert ("configs/vit/digits.yaml" in text) == (command == "fit")
     assert not re.findall(r"--[\w.]+ \S+ \((?:type|required)", text)  # options without a sentence
     assert "onnx" in console.printed("export --help")[0]
@@ -171,11 +172,39 @@ def test_help_without_a_checkpoint_says_where_options_come_from(
 
 
 def test_help_of_a_topic(console: Console) -> None:
-    for topic in ("optimizer", "model.optimizer"):
+    for topic in ("optimizer", "model.optimizer", "model"):
         text = console.printed(f"fit --help {topic}")[0]
         assert "--model.optimizer.betas" in text and "{adamw,muon}" in text
         assert "--data" not in text.partition("\n\n")[2].partition("\n\n")[2]
-    console.refused("fit --help dta", "data")
+        assert ("--model.net.stack.depth" in text) == (topic == "model")
+        assert "Literal[" not in text.replace("Literal['balanced']", "") and "False" not in text
+    text = console.printed("fit --help run")[0]
+    options = re.findall(r"^  (?:-\w.*, )?--([\w.]+)", text, re.M)
+    assert {"help", "config", "run_dir", "resume", "preset", "debug"} <= set(options)
+    assert not {"trainer", "model", "data", "checkpoint"} & set(options)
+    assert re.findall(r"^\S.*:$", text, re.M) == ["options:"]
+    console.refused("fit --help dta", "'data'?", "optimizer", "run")
+
+
+def test_help_of_a_topic_shows_the_values_that_hold(console: Console) -> None:
+    def shown(line: str) -> str:
+        return " ".join(console.printed(line)[0].split())
+
+    text = shown("fit --help model")
+    assert "value: 0.003)" in text and "--model.net.image_size IMAGE_SIZE Height" in text
+    assert "in pixels. (type: int, value: 8)" in text
+    assert "value: 0.25)" in shown("fit --model.optimizer.lr 0.25 --help optimizer")
+    assert "value: digits)" in shown("fit --help run")
+    assert "--preset tiny " in shown("fit --preset tiny --help")
+    assert "--compile true " in shown("fit --model.compile true --help")
+
+
+def test_help_is_cut_between_words() -> None:
+    for width in range(5, 60):
+        line = fitted(f"  --{'a' * 9}", "word " * width)
+        assert len(line) <= 100 and set(line[44:].split()) <= {"word", "..."}
+    long = fitted(f"  --{'a' * 50}", "word").splitlines()
+    assert len(long) == 2 and long[1] == f"{'':<44}word"
 
 
 @pytest.mark.parametrize("task, command", [("vit", "test"), ("bert", "export")])

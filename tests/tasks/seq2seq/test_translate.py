@@ -126,7 +126,7 @@ def test_length_limits(command: str, console: Console) -> None:
     line = f'{command} --text "six five four three two" --max_new_tokens'
     out, err = console.printed(f"{line} 2", TASK)
     assert out.endswith(f"{UNFINISHED}\n")
-    assert "1 translations were not finished: raise --max_new_tokens" in err
+    assert "1 translation was not finished: raise --max_new_tokens" in err
     (row,) = console.objects(f"{line} 2", TASK)
     assert not row["finished"] and row["tokens"] == 2
     assert f"{row['translation']}{UNFINISHED}\n" == out

@@ -61,7 +61,7 @@ def test_the_estimate(validation: float, least: int, console: Console, monkeypat
     monkeypatch.setattr(ViTTask, "validation_step", slow(ViTTask.validation_step, validation))
     start = time.monotonic()
     out, _ = console.printed(f"{LINE} --trainer.max_epochs 2")
-    said = re.findall(r"^training takes about \d+ s more$", out, re.M)
+    said = re.findall(r"^about \d+ s of training left$", out, re.M)
     assert len(said) >= least, out
     assert abs(expected[-1] - ended[0]) < 0.2 * (ended[0] - start)
 
@@ -78,7 +78,7 @@ def test_the_estimate_follows_the_speed(console: Console, monkeypatch: Patch) ->
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(ViTTask, "training_step", run)
     out, _ = console.printed(f"{LINE} --trainer.limit_val_batches 0 --trainer.max_epochs 5")
-    said = [int(found) for found in re.findall(r"about (\d+) s more$", out, re.M)]
+    said = [int(found) for found in re.findall(r"about (\d+) s of training left$", out, re.M)]
     assert said == [11, 9, 40], out  # after windows of 4, 8 and 16 s
 
 
@@ -87,7 +87,7 @@ def test_no_estimate_without_an_end(console: Console, monkeypatch: Patch) -> Non
     endless = "--trainer.max_epochs -1 --trainer.max_time 00:00:00:01"
     schedule = "--model.optimizer.schedule constant --model.optimizer.warmup 0"
     out, _ = console.printed(f"{LINE} {endless} {schedule}")
-    assert "training takes" not in out
+    assert "training left" not in out
 
 
 def test_a_line_at_least_every_30_seconds(console: Console, monkeypatch: Patch) -> None:

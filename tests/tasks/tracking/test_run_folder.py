@@ -80,7 +80,7 @@ def test_figures(monkeypatch: Patch) -> None:
 
 
 def test_of_equal_validations_the_latest_is_the_best() -> None:
-    rows = [{"epoch": str(n), "val/acc": f"0.{score}"} for n, score in enumerate((5, 7, 7, 6))]
+    rows = [{"epoch": str(n), "val/acc": f"0.{score}"} for n, score in enumerate((5, 7, 7, 6), 1)]
     assert best_validation(rows, ViTTask()) == {"best val/acc": 0.7, "best epoch": 3}
 
 
@@ -114,6 +114,16 @@ def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
     time.sleep(0.2)
     task.untimed_seconds += 0.2
     assert record.state_dict()["seconds"] < 0.1
+
+
+def test_steps_and_epochs_are_those_of_the_console(finished: Path) -> None:
+    rows = metrics(finished)
+    found = {
+        name: [(row["epoch"], row["step"]) for row in rows if name in row]
+        for name in ("val/loss", "test/loss")
+    }
+    assert found == {"val/loss": [("1", "4"), ("2", "8")], "test/loss": [("2", "8")]}
+    assert summary(finished)["steps"] == 8 and summary(finished)["epochs"] == 2
 
 
 def test_best_is_the_best_and_the_latest_of_equals(finished: Path) -> None:

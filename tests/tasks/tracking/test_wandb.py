@@ -27,6 +27,7 @@ from tests.helpers.wandb_files import (
     counts_of_csv,
     end_run,
     history,
+    lightning_step,
     records,
     run_ids,
     scalars,
@@ -68,7 +69,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     values = {(name, row[STEP]): value for row in rows for name, value in row.items()}
     for row in metrics("r"):
         for name in row.keys() - {"step", "epoch"}:
-            assert values[name, int(row["step"])] == float(row[name])
+            assert values[name, lightning_step(row)] == float(row[name])
     shown = scalars("r")[1]
     assert {n: c for n, c in shown.items() if n[0] != "train/samples_per_s"} == dict(
         counts_of_csv("r")
