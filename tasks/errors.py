@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
 SHORT_NAMES = {  # short, usual and former names of options, and the last word of their names
-    "epochs": "max_epochs",
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "max_epochs"),
     "steps": "max_steps",
+    "device": "accelerator",
+    **dict.fromkeys(("gpus", "gpu", "num_gpus"), "devices"),
     "seed": "seed_everything",
     "learning_rate": "lr",
-    "output_dir": "run_dir",
+    **dict.fromkeys(("output", "output_dir"), "run_dir"),
     "workers": "num_workers",
     **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
     **dict.fromkeys(("run_dir", "out", "format"), "output"),
@@ -158,9 +160,21 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     for option in known:
         ends.setdefault(option.rpartition(".")[2].removeprefix("--"), []).append(option)
     found = ends.get(SHORT_NAMES.get(word, word)) or ends.get(word, [])
-    close = found[:3] or difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    close = found[:3] or nearest_option(name, ends)
     hint = f"did you mean {' or '.join(close)}?" if close else "`--help` lists the options"
     return f"unknown option {name[:200]}: {hint}"
+
+
+def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:
+    """The option nearest to a name, if any is near; its last word is near, too.
+
+    >>> ends = {"stem": ["--net.stem"], "depth": ["--net.depth"]}
+    >>> nearest_option("--nte.dept", ends), nearest_option("--net.tied", ends)
+    (['--net.depth'], [])
+    """
+    words = difflib.get_close_matches(name.rpartition(".")[2].removeprefix("--"), ends, cutoff=0.6)
+    options = [option for word in words for option in ends[word]]
+    return difflib.get_close_matches(name, options, 1, cutoff=0.6)
 
 
 def is_local_rank_zero() -> bool:

@@ -102,7 +102,10 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --trainer.callbacks+=torch.nn.Linear": "--trainer.callbacks torch.nn.Linear",
         "fit --trainer.callbacks '[5]'": "--trainer.callbacks [5]",
         "fit --trainer.callbacks '[LearningRateMonitor, Nope]'": ("--trainer.callbacks", "Nope"),
-        "fit --trainer.callbacks+=EarlyStopping": ("--trainer.callbacks", "--monitor"),
+        "fit --trainer.callbacks+=EarlyStopping": "EarlyStopping needs --trainer.callbacks.monitor",
+        "fit --trainer.callbacks '[LearningRateMonitor, EarlyStopping]'": "EarlyStopping needs",
+        "fit --trainer.logger CSVLogger": "CSVLogger needs --trainer.logger.save_dir",
+        "fit --trainer.precision fp16": ("16-mixed", "32-true"),
         "EARLY val/loss --trainer.callbacks.nope 3": "--trainer.callbacks.nope 3",
         "EARLY val/loss --trainer.callbacks.patience x": "--trainer.callbacks.patience",
         "EARLY test/loss": ("EarlyStopping", "test/loss", "train/loss"),
@@ -144,6 +147,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --path x": "did you mean --data.path?",
         "fit --lr 1": "did you mean --model.optimizer.lr?",
         "fit --epochs 3": "did you mean --trainer.max_epochs?",
+        "fit --debug maybe": "'maybe'",
         "fit --seed 3": "did you mean --seed_everything?",
         "fit --model.net.stack.dropout 2": "--model.net.stack.dropout is 2.0",
         "fit --model.optimizer.freeze 99": "--model.optimizer.freeze is 99",
@@ -201,6 +205,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "FIT texts --model.pretrained theirs": "mamba",
         "FIT texts --model.pretrained vit.ckpt": "'vit'",
         "FIT texts --model.pretrained run": ("--model.pretrained", "run"),
+        "FIT texts --model.pretrained letters.ckpt --preset tiny": "leave out --preset and",
         "FIT texts --model.pretrained letters.ckpt --data.tokenizer.file t.json": "tokenizer",
         "generate": "--ckpt_path",
         "generate --ckpt_path nowhere.ckpt": "'nowhere.ckpt'",
@@ -226,6 +231,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "generate --ckpt_path gpt2": "a model of the hub is hf/gpt2",
         "score --ckpt_path me/gpt --input fox.txt": "a model of the hub is hf/me/gpt",
         "SCORE letter.txt": "one token",
+        "SCORE bad.yaml": ("bad.yaml", "--input takes"),
         "SCORE fox.txt --output fox.txt": ("--output fox.txt", "--input fox.txt"),
         "GENERATE --input fox.txt --output ./fox.txt": ("--output ./fox.txt", "--input fox.txt"),
         "SCORE fox.txt --stride 33": ("stride is 33", "32"),
@@ -384,4 +390,7 @@ def test_skip_bad_counts(console: Console) -> None:
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(UsageError, match="heads 7"):
         run("fit --model.net.stack.heads 7 --debug")
+    with pytest.raises(UsageError, match="heads 7"):
+        run("fit --debug true --model.net.stack.heads 7")
+    assert run("fit --model.net.stack.heads 7 --debug false") == 2
     assert list(Path().iterdir()) == []
