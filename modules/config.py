@@ -1,5 +1,6 @@
 """Sizes and variants of the blocks, as a frozen dataclass of primitives, and checks of them."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
@@ -29,6 +30,17 @@ def require(condition: bool, sentence: str) -> None:
 def default(value: Value | None, otherwise: Value) -> Value:
     """`value`, or `otherwise` if it is None."""
     return otherwise if value is None else value
+
+
+def check_choice(option: str, name: str, choices: Collection[str]) -> None:
+    """Raises `ValueError` with all choices unless `name` is one of them."""
+    require(name in choices, f'{option} is "{name}"; choose one of {", ".join(choices)}.')
+
+
+def variant(option: str, name: str, family: Mapping[str, Value]) -> Value:
+    """The entry `name` of a family such as `NORMS`; raises `ValueError` like `check_choice`."""
+    check_choice(option, name, family)
+    return family[name]
 
 
 def check_sizes(config: object, *names: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from modules.config import InitName
+from modules.config import InitName, variant
 
 RESIDUAL = ("output", "down")  # layers whose results are added to the residual stream
 
@@ -61,10 +61,11 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
         name: Entry of `INITS`.
         depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
     """
+    init = variant("init", name, INITS)
     for path, module in net.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             is_residual = path.rpartition(".")[2] in RESIDUAL
-            INITS[name](module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
+            init(module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Conv2d):

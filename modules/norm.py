@@ -5,11 +5,18 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from modules.config import StackConfig
+from modules.config import StackConfig, variant
+
+
+class LayerNorm(nn.LayerNorm):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over the last axis (Ba 2016).
+
+    `var` is the mean of (x - mean(x))^2; `weight` and `bias` (E,) are learned, 1 and 0 at first.
+    """
 
 
 class RMSNorm(nn.RMSNorm):
-    """Unit root mean square over the last axis, then a learned scale (Zhang 2019). Has no bias."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last axis (Zhang 2019). Has no bias."""
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps)
@@ -22,9 +29,9 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": nn.LayerNorm, "rmsnorm": RMSNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
 
 
 def norm_factory(config: StackConfig) -> Callable[[int], nn.Module]:
     """A function from a width to a new norm of the kind in `config`."""
-    return partial(NORMS[config.norm], eps=config.norm_eps, bias=config.bias)
+    return partial(variant("norm", config.norm, NORMS), eps=config.norm_eps, bias=config.bias)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from modules.config import StemName, require
+from modules.config import StemName, require, variant
 from modules.kernels.linear import linear
 
 
@@ -120,7 +120,7 @@ class PatchEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = (channels, image_size, image_size)
-        self.stem = STEMS[stem](channels, width, patch_size)
+        self.stem = variant("stem", stem, STEMS)(channels, width, patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, E), row by row; `ValueError` for images of another size."""

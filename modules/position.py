@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import StackConfig, default, require
+from modules.config import StackConfig, default, require, variant
 from modules.masks import is_cheap_to_read
 from modules.rotary_scaling import RotaryScaling
 from modules.rotation import Rotation
@@ -321,8 +321,7 @@ def build_position(
 
     Raises `ValueError` if there is no such encoding or option, or it does not fit blocks or grid.
     """
-    require(name in POSITIONS, f'position is "{name}"; choose one of {", ".join(POSITIONS)}.')
-    kind = POSITIONS[name]
+    kind = variant("position", name, POSITIONS)
     require(
         len(grid) in kind.dims,
         f'position "{name}" is for images; choose another for text, such as "learned" or "rotary".',

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS
 from modules.cache import NO_CACHE, BlockCache, StackCache
-from modules.config import StackConfig, default
+from modules.config import StackConfig, default, variant
 from modules.convolution import NoConv, causal_conv, visible_before
 from modules.feedforward import FEEDFORWARDS
 from modules.init import initialise
@@ -97,7 +97,7 @@ class Block(nn.Module):
         sizes = config.resolved
         norm = norm_factory(config)
         attention = partial(
-            ATTENTIONS[config.attention],
+            variant("attention", config.attention, ATTENTIONS),
             config.width,
             config.heads,
             sizes.kv_heads,
@@ -119,7 +119,8 @@ class Block(nn.Module):
             self.cross_residual = residual_branch(config, drop_path)
         self.norm2 = norm(config.width)
         self.conv2 = causal_conv(config)
-        self.feedforward = FEEDFORWARDS[config.feedforward](
+        feedforward = variant("feedforward", config.feedforward, FEEDFORWARDS)
+        self.feedforward = feedforward(
             config.width, sizes.mlp_width, sizes.mlp_bias, sizes.mlp_dropout
         )
         self.residual2 = residual_branch(config, drop_path)
@@ -183,8 +184,9 @@ class Stack(nn.Module):
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
         self.config = config
+        block = variant("order", config.order, ORDERS)
         rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        self.blocks = nn.ModuleList(ORDERS[config.order](config, rate) for rate in rates)
+        self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
         norm = norm_factory(config)
         self.norm = norm(config.width) if config.resolved.final_norm else nn.Identity()
         initialise(self, config.init, config.depth)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from modules.feedforward import FEEDFORWARDS, FeedForward
 from tests.helpers.command import ROOT, environment, python
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "configs/examples").glob("*.py"))
@@ -46,12 +47,25 @@ def test_attention(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_vary_a_block(tmp_path: Path) -> None:
     shown = example("vary_a_block", tmp_path)
-    rows = re.findall(r"^(\w+) +([\d,]+) +(\d\.\d+) +(\d\.\d+) +\d+\.\d$", shown, re.M)
-    assert [row[0] for row in rows] == ["gelu", "bilinear"]
+    rows = re.findall(r"^(\w+) +\d +([\d,]+) +(\d\.\d+) +(\d\.\d+) +\d+\.\d$", shown, re.M)
+    assert [row[0] for row in rows] == ["gelu"] * 2 + ["bilinear"] * 2
     sizes = [int(row[1].replace(",", "")) for row in rows]
-    assert sizes[0] == pytest.approx(sizes[1], rel=0.01)
-    assert all(float(accuracy) > 0.85 for _, _, accuracy, _ in rows)
+    assert sizes[0] == pytest.approx(sizes[2], rel=0.01)
+    accuracies = [float(accuracy) for _, _, accuracy, _ in rows]
+    assert min(accuracies) > 0.85
+    said = re.search(r"^(?:Yes|No), .* differ by ([+-]\d\.\d+)", shown, re.M)
+    difference = (sum(accuracies[2:]) - sum(accuracies[:2])) / 2
+    assert said and float(said[1]) == pytest.approx(difference, abs=2e-4)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_answer_follows_from_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FEEDFORWARDS, "bilinear", FeedForward)  # the example's ends with the test
+    from configs.examples.vary_a_block import answer
+
+    assert answer(gelu=0.92, bilinear=0.93).startswith("Yes, as well")
+    assert answer(gelu=0.90, bilinear=0.96).startswith("Yes, better")
+    assert answer(gelu=0.96, bilinear=0.90).startswith("No")
 
 
 @pytest.mark.slow
@@ -60,6 +74,8 @@ def test_own_images(tmp_path: Path) -> None:
     answers = re.findall(r"^a (\w+) +is taken for a (\w+) ", shown, re.M)
     assert len(answers) == 3 and all(drawn == found for drawn, found in answers)
     assert "(4, 4, 64, 64)" in shown
+    picture = re.findall(r"^  (.{16}) \| (.{16})$", shown, re.M)
+    assert len(picture) == 8 and all("".join(half).strip() for half in zip(*picture, strict=True))
     assert len(list((tmp_path / "shapes/images/train").glob("*/*.png"))) == 120
 
 

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import tessera
 from PIL import Image, ImageDraw
 
@@ -66,6 +67,7 @@ def main(folder: Path) -> None:
     paper = "--model.net.stem patch --model.net.position learned"
     digits = folder / "digits"
     run(f"fit --preset digits {paper} --trainer.max_epochs 8 --run_dir {digits}")
+    print("\nThe accuracy is low, as this pretraining took a moment only: it is a start.")
     weights = folder / "digits_timm"  # a folder with weights and config.json
     run(f"export --ckpt_path {digits} --format timm --output {weights}")
 
@@ -89,9 +91,12 @@ def main(folder: Path) -> None:
     # the layers, which says how much each patch counts: attention rollout (Abnar and Zuidema 2020).
     image = drawing("cross", chance)
     print("attention:", tuple(model.attention(image).weights.shape), "layers, heads, queries, keys")
-    heat = model.attention_map(image)  # (rows of patches, columns of patches)
-    for row in (heat / heat.max()).tolist():
-        print("  " + "".join(" .:+#"[min(4, int(5 * value))] * 2 for value in row))
+    print("  the drawing        its attention map")
+    heat = model.attention_map(image).numpy()  # (rows of patches, columns of patches)
+    pixels = np.asarray(image.resize(heat.shape, Image.Resampling.BOX))  # (rows, columns), too
+    for both in zip(pixels / pixels.max(), heat / heat.max(), strict=True):
+        halves = ["".join(" .:+#"[min(4, int(5 * value))] * 2 for value in row) for row in both]
+        print("  " + " | ".join(halves))
 
 
 if __name__ == "__main__":

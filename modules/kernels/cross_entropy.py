@@ -18,6 +18,34 @@ LOGITS_PER_CHUNK = 2**23
 GPU_LOGITS_PER_CHUNK = 2**27  # GPUs need larger matmuls to be busy
 
 
+def plain_cross_entropy(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_loss: float = 0.0
+) -> Tensor:
+    """The formula of the loss; `chunked_cross_entropy` computes the same without all logits.
+
+    Each target has the loss -log p(target), where p = softmax(logits). Label smoothing s replaces
+    it by -(1 - s) log p(target) - s mean(log p) (Szegedy 2016). The z-loss adds
+    z log(sum(exp(logits)))^2, which keeps the softmax's denominator near 1 (Chowdhery 2022).
+
+    Args:
+        logits: (S, V).
+        targets: Token ids (S,), or -100 for what does not count.
+        smoothing: s above.
+        z_loss: z above.
+
+    Returns:
+        Mean loss (); 0 if nothing counts.
+    """
+    counted = targets != IGNORE_INDEX  # (S,)
+    logits = logits[counted]  # (S, V) -> (S', V)
+    log_denominator = logits.logsumexp(1, keepdim=True)  # (S', 1)
+    log_probs = logits - log_denominator  # (S', V)
+    target_log_probs = log_probs.gather(1, targets[counted, None])  # (S', 1)
+    losses = -(1 - smoothing) * target_log_probs - smoothing * log_probs.mean(1, keepdim=True)
+    losses = losses + z_loss * log_denominator.square()
+    return losses.sum() / counted.sum().clamp(min=1)
+
+
 def aligned(rows: int) -> int:
     """`rows` rounded down to a multiple of 8, for matmuls on GPUs; 1 to 7 as they are, 0 to 1."""
     return max(1, rows // 8 * 8 or rows)
@@ -162,7 +190,7 @@ def chunked_cross_entropy(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """`F.cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits.
+    """`plain_cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits.
 
     Args:
         x: Vectors (..., E).

@@ -7,7 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from modules.cache import NO_CACHE, StackCache
-from modules.config import PoolerName, PoolName, StackConfig, check_rates, check_sizes, require
+from modules.config import (
+    PoolerName,
+    PoolName,
+    StackConfig,
+    check_rates,
+    check_sizes,
+    require,
+    variant,
+)
 from modules.embedding import TokenDropout, TokenEmbedding
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
@@ -163,8 +171,9 @@ class BertClassifier(nn.Module):
         self.config = config
         stack = config.stack
         self.encoder = Encoder(config)
-        self.pool = POOLINGS[config.pool](stack.width, stack.heads)
-        self.pooler = POOLERS[config.pooler](stack.width, config.pooler_dropout)
+        self.pool = variant("pool", config.pool, POOLINGS)(stack.width, stack.heads)
+        pooler = variant("pooler", config.pooler, POOLERS)
+        self.pooler = pooler(stack.width, config.pooler_dropout)
         self.head = ClassifierHead(stack.width, config.num_classes, None, config.head_dropout)
         for part in (self.pool, self.pooler, self.head):
             initialise(part, stack.init, stack.depth)

@@ -1,9 +1,9 @@
 """Sizes and variants of encoder-decoders, and those that were published."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from modules.config import StackConfig, check_sizes, require
+from modules.config import StackConfig, check_choice, check_sizes, require
 from modules.position import check_position
 
 ArchitectureName = Literal["encoder_decoder", "prefix"]
@@ -53,6 +53,8 @@ class Seq2SeqConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "source_vocabulary", "target_vocabulary", "max_length")
+        check_choice("architecture", self.architecture, get_args(ArchitectureName))
+        check_choice("tying", self.tying, get_args(TyingName))
         for stack in (self.encoder, self.decoder):
             check_position(
                 self.position, self.position_options, stack, grid=(self.max_length or 1,)

@@ -15,6 +15,7 @@ from modules.config import (
     check_sizes,
     default,
     require,
+    variant,
 )
 from modules.heads import ClassifierHead
 from modules.init import initialise
@@ -132,7 +133,7 @@ class ViT(nn.Module):
         self.prefix = PrefixTokens(prefix, stack.width) if prefix else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
         self.stack = Stack(stack)
-        self.pool = POOLINGS[config.pool](stack.width, stack.heads)
+        self.pool = variant("pool", config.pool, POOLINGS)(stack.width, stack.heads)
         self.head = ClassifierHead(stack.width, config.num_classes, norm, config.head_dropout)
         for part in (self.embed, self.pool, self.head):  # the stack has initialised itself
             initialise(part, stack.init, stack.depth)

@@ -54,8 +54,12 @@ def read_weights(source: str, option: str = PRETRAINED) -> State:
 def check_file(source: str, option: str) -> Path:
     """Returns the path of a file; raises `UsageError` if there is none."""
     if not Path(source).is_file():
-        hint = f"timm/{source}" if re.fullmatch(r"[\w.]+", source) else "timm/<model name>"
-        raise UsageError(f"{option} {source}: no such file; give one, or {hint} for timm's weights")
+        hint = "timm/<model name> for timm's weights"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", source):
+            hint = f"hf/{source} for a model of the hub"
+        elif re.fullmatch(r"[\w.]+", source):
+            hint = f"timm/{source} for timm's weights"
+        raise UsageError(f"{option} {source}: no such file; give one, or {hint}")
     return Path(source)
 
 

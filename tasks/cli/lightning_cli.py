@@ -34,8 +34,9 @@ from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import EvaluatedData, RunRecord, rounded
+from tasks.tracking.record import EvaluatedData, RunRecord, device_name, rounded
 from tasks.tracking.report import (
+    evaluated_samples,
     limited_evaluation,
     print_results,
     print_skipped,
@@ -366,8 +367,16 @@ class TaskCLI(LightningCLI):
                     folder = Path(self.config.output)
                     make_folder(folder, "--output")
                     self.model.save_results(folder, split)
-                    result = rounded({"command": self.invocation.command_line, **found})
-                    write_text(folder / f"{split}.json", json.dumps(result, indent=2))
+                    seen, _ = evaluated_samples(self.trainer, self.datamodule, split)
+                    record = {
+                        "task": self.model.name,
+                        "command": self.invocation.command_line,
+                        "device": device_name(self.trainer.strategy.root_device),
+                        f"{split}_samples": seen,
+                        **found,
+                    }
+                    text = json.dumps(rounded(record), indent=2) + "\n"
+                    write_text(folder / f"{split}.json", text)
                 print_skipped(self.datamodule)
                 print_results(found)
 

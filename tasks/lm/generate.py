@@ -25,7 +25,8 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
     """Write texts that continue prompts.
 
     Args:
-        prompt: Beginning of the text; may be given several times. Without any, a document begins.
+        prompt: Beginning of the text; may be given several times. Without any, the model begins a
+            document of its own.
         input: File with a prompt on each line; - is standard input.
         output: File for what is printed; null: standard output, as texts grow.
         num_samples: Texts for each prompt: the first with `seed`, the next with `seed` + 1, ...; in

@@ -150,13 +150,17 @@ def draw(
     for layer in range(layers):
         for head in range(heads):
             panel = panels[layer, head]
-            panel.imshow(weights[layer, head].numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+            pixels = weights[layer, head].numpy()
+            heat = panel.imshow(pixels, cmap="Blues", vmin=0, vmax=1, aspect="auto")
             title = f"layer {layer + 1}"
             if heads > 1:
                 title += f", head {head + 1}"
             panel.set_title(title, fontsize=8)
             panel.set_xticks(range(len(source)), sources, rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), targets, fontsize=7)
+    bar = figure.colorbar(heat, ax=panels, fraction=0.02, pad=0.01)
+    bar.set_label("attention weight", fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     figure.supxlabel("source token", fontsize=8)
     figure.supylabel("target token", fontsize=8)
     figure.savefig(path, dpi=100, format=format)

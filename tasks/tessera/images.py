@@ -16,6 +16,7 @@ from datamodules.vision.decoding import decode, pixels_of, resize_and_crop
 from modules.models.vit import ViT
 from modules.record import AttentionRecord
 from tasks.predictions import AnyPrediction
+from tasks.tracking.report import counted
 from tasks.vit.attend import rollout
 
 from .models import (
@@ -23,6 +24,7 @@ from .models import (
     Classifier,
     Result,
     batched,
+    check_single,
     one_or_many,
     recorded_weights,
     stacked,
@@ -45,6 +47,13 @@ class ImageClassifier(Classifier):
     >>> prediction.label in model.class_names
     True
     >>> len(model.predict([photo, photo]))
+    2
+    >>> model.embed([photo, photo]).shape[0]
+    2
+    >>> weights, tokens, _ = model.attention(photo)
+    >>> weights.shape[-1] == len(tokens)
+    True
+    >>> model.attention_map(photo).ndim
     2
     """
 
@@ -76,21 +85,32 @@ class ImageClassifier(Classifier):
             images: One image, or several, as the class describes.
             batch_size: Images at a time.
             top_k: `probabilities` of the k likeliest classes only; None: of all.
+
+        Raises:
+            UsageError: An array is not of uint8 values, or has another number of channels.
+            DataError: A file is no image.
+            TypeError: `images` is neither an image nor several.
         """
         return self._run(images, batch_size, lambda pixels: self.predicted(self.net(pixels), top_k))
 
     def embed(
         self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64
     ) -> Tensor:
-        """Vectors that the classifier reads, (E,) for one image, (S, E) for several."""
+        """Vectors that the classifier reads, (E,) for one image, (S, E) for several.
+
+        Arguments and errors as of `predict`.
+        """
         found = self._run(images, batch_size, lambda pixels: list(self.net.features(pixels).cpu()))
         return stacked(found)
 
     @torch.no_grad()
     def attention(self, image: OneImage | Array) -> Attention:
-        """Weights of all layers and heads; tokens are class and register tokens, then patches."""
+        """Weights of all layers and heads for one image, (L, H, N, N).
+
+        The N tokens are class and register tokens, then patches, named "row,column", both from 1.
+        """
         record = AttentionRecord()
-        self.net.features(self._normalised([image]), record)
+        self.net.features(self._normalised_one(image), record)
         config = self.net.config
         labels = ["class"] * config.has_class_token
         labels += [f"register {i + 1}" for i in range(config.register_tokens)]
@@ -99,11 +119,12 @@ class ImageClassifier(Classifier):
         return Attention(recorded_weights(record), labels, labels)
 
     def attention_map(self, image: OneImage | Array) -> Tensor:
-        """Attention to each patch over all layers (rollout, Abnar & Zuidema 2020).
+        """Attention of one image to each patch over all layers (rollout, Abnar & Zuidema 2020).
 
         (rows of patches, columns of patches), which sum to 1.
         """
-        return rollout(self.net, self._normalised([image]))[0].cpu().clone()  # usable with autograd
+        found = rollout(self.net, self._normalised_one(image))  # (1, rows, columns)
+        return found[0].cpu().clone()  # usable with autograd
 
     @torch.no_grad()
     def _run(
@@ -121,6 +142,11 @@ class ImageClassifier(Classifier):
         """Pixels of B images as the network reads them, (B, C, S, S)."""
         pixels = torch.stack([self._pixels(image) for image in images]).to(self.device)
         return normalise(pixels, self.metadata["mean"], self.metadata["std"])
+
+    def _normalised_one(self, image: Any) -> Tensor:
+        """Pixels of one image as the network reads them, (1, C, S, S)."""
+        check_single(is_image(image), image, "image")
+        return self._normalised([image])
 
     def _pixels(self, image: Any) -> Tensor:
         """Pixels of one image, uint8 (C, S, S)."""
@@ -158,13 +184,18 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
     elif isinstance(image, Tensor) and image.ndim == 2:
         image = image[None]  # (H, W) -> (1, H, W)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.dtype != torch.uint8:
-        kind = getattr(image, "dtype", type(image).__name__)
+        found = type(image).__name__
+        if isinstance(image, np.ndarray | Tensor):
+            found = f"{image.dtype} of shape {tuple(image.shape)}"
         raise UsageError(
-            f"an image is a path, an image of Pillow, or uint8 values (H, W, C), not {kind} of "
-            f"shape {tuple(getattr(image, 'shape', ()))}"
+            "an image is a path, an image of Pillow, or uint8 values, an array (H, W, C) or a "
+            f"tensor (C, H, W), not {found}"
         )
     if len(image) == 1 and channels == 3:
         return image.expand(3, -1, -1)
     if len(image) != channels:
-        raise UsageError(f"the model reads images of {channels} channels, not {len(image)}")
+        raise UsageError(
+            f"the model reads images of {counted(channels, 'channel')}, not {len(image)}: an array "
+            "is (H, W, C), a tensor (C, H, W), and of several (B, H, W, C) or (B, C, H, W)"
+        )
     return image

@@ -18,7 +18,16 @@ from tasks.lm.score import check_windows, total_losses
 from tasks.lm.streaming import prompt_tokens
 from tasks.predictions import Score
 
-from .models import Attention, Model, Texts, generation_options, recorded_weights, stacked, texts_of
+from .models import (
+    Attention,
+    Model,
+    Texts,
+    check_single,
+    generation_options,
+    recorded_weights,
+    stacked,
+    texts_of,
+)
 
 
 class LanguageModel(Model):
@@ -32,6 +41,11 @@ class LanguageModel(Model):
     True
     >>> len(model.score(["The text", "A list of texts"]))
     2
+    >>> model.embed(["The text", "A list of texts"]).shape[0]
+    2
+    >>> weights, tokens, _ = model.attention("The text")
+    >>> weights.shape[-1] == len(tokens)
+    True
     """
 
     net: Decoder
@@ -61,10 +75,16 @@ class LanguageModel(Model):
         """The text that follows a prompt, or a list of the texts that follow several.
 
         Args:
-            prompts: A text, or a list or a column of a table of texts.
+            prompts: A text, or a list or a column of a table of texts; "" begins a document.
             stop: String or strings that end a text and are not part of it.
-            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens,
-                temperature, top_k, top_p, seed, beams, ...
+            options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens (100),
+                temperature (1; 0: always the likeliest token), top_k and top_p (None: sample from
+                all tokens), seed (0), beams (1: no beam search), ... A folder of Hugging Face's
+                layout may have other defaults.
+
+        Raises:
+            UsageError: There is no such option, its value does not fit, or a character of a prompt
+                is not in the vocabulary.
         """
 
         def run(texts: list[str]) -> list[str]:
@@ -76,7 +96,11 @@ class LanguageModel(Model):
     def stream(
         self, prompt: str = "", stop: str | Sequence[str] = (), **options: Any
     ) -> Iterator[str]:
-        """Yields the text of `generate` in parts, as early as possible."""
+        """Yields the text of `generate` for one prompt in parts, as early as possible.
+
+        Arguments as of `generate`.
+        """
+        check_single(isinstance(prompt, str), prompt, "prompt")
         return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
 
     @overload
@@ -130,7 +154,11 @@ class LanguageModel(Model):
         return stacked(found)
 
     def attention(self, text: str) -> Attention:
-        """Weights of all layers and heads, with the tokens of the text."""
+        """Weights of all layers and heads for one text, (L, H, N, N).
+
+        N is the number of its tokens that fit into the context, which are the labels.
+        """
+        check_single(isinstance(text, str), text, "text")
         record = AttentionRecord()
         ids = self._ids(text)
         self._hidden(text, record)

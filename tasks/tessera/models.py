@@ -120,6 +120,15 @@ def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Resul
     return one_or_many(inputs, isinstance(inputs, str), checked)
 
 
+def check_single(is_one: bool, given: Any, noun: str) -> None:
+    """Raises `TypeError` if a method of one input is given a list, or something else."""
+    if not is_one:
+        raise TypeError(
+            f"this method takes one {noun} at a time, but this is of type {type(given).__name__}: "
+            "call it for each"
+        )
+
+
 def stacked(vectors: Tensor | list[Tensor]) -> Tensor:
     """The vector (E,) of one input, or those of S inputs, (S, E); (0, 0) of none."""
     if isinstance(vectors, Tensor):

@@ -22,6 +22,7 @@ from .models import (
     Result,
     Texts,
     batched,
+    check_single,
     recorded_weights,
     stacked,
     texts_of,
@@ -55,13 +56,22 @@ class TextModel(Model):
         raise NotImplementedError
 
     def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
-        """A vector of each text: (E,) for one, (S, E) for several."""
+        """A vector of each text: (E,) for one, (S, E) for several.
+
+        Args:
+            texts: A text, or a list or a column of a table of texts.
+            batch_size: Texts that the network reads at a time.
+        """
         found = self._run(texts, batch_size, lambda *inputs: list(self.vectors(*inputs).cpu()))
         return stacked(found)
 
     @torch.no_grad()
     def attention(self, text: str) -> Attention:
-        """Weights of all layers and heads, with the tokens of the text."""
+        """Weights of all layers and heads for one text of N tokens, (L, H, N, N).
+
+        Labels are the tokens, with special ones.
+        """
+        check_single(isinstance(text, str), text, "text")
         (ids,) = self._inputs([text])
         record = AttentionRecord()
         self.net.encoder(torch.tensor([ids], device=self.device), record=record)
@@ -115,6 +125,9 @@ class TextClassifier(TextModel, Classifier):
     True
     >>> model.embed(["a good film", "a bad film"]).shape[0]
     2
+    >>> weights, tokens, _ = model.attention("a good film")
+    >>> weights.shape[-1] == len(tokens)
+    True
     """
 
     net: BertClassifier
@@ -159,6 +172,10 @@ class MaskedLanguageModel(TextModel):
     >>> (best, *others), = model.fill_mask("a good [MASK]", top_k=5)
     >>> 0 < best.probability <= 1 and len(others) == 4
     True
+    >>> model.embed(["a good film", "a bad film"]).shape[0]
+    2
+    >>> model.attention("a good film").weights.ndim
+    4
     """
 
     net: BertMaskedLM
@@ -173,8 +190,15 @@ class MaskedLanguageModel(TextModel):
         """The likeliest tokens for each mask in a text, likeliest first.
 
         The text that is returned with a token has it in its place, and the other masks as they are.
-        Raises `UsageError` if the text has no mask, or is too long.
+
+        Args:
+            text: One text with at least one `mask_token`.
+            top_k: Tokens for each mask.
+
+        Raises:
+            UsageError: The text has no mask, or is too long.
         """
+        check_single(isinstance(text, str), text, "text")
         pieces = text.split(self.mask_token)
         if len(pieces) == 1:
             raise UsageError(f"the text has no {self.mask_token}: put one where a token is to be")

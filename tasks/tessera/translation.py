@@ -19,7 +19,7 @@ from tasks.seq2seq.attend import (
 )
 from tasks.seq2seq.translate import TranslateOptions, translations, with_folder_defaults
 
-from .models import Attention, Model, Texts, generation_options, stacked, texts_of
+from .models import Attention, Model, Texts, check_single, generation_options, stacked, texts_of
 
 
 class Translator(Model):
@@ -30,6 +30,11 @@ class Translator(Model):
     >>> isinstance(text, str) and len(model.translate(["two", "three four"])) == 2
     True
     >>> model.score("two three", "TWO THREE").tokens > 1
+    True
+    >>> model.embed(["two", "three four"]).shape[0]
+    2
+    >>> weights, queries, keys = model.attention("two three")
+    >>> weights.shape[2:] == (len(queries), len(keys))
     True
     """
 
@@ -50,8 +55,12 @@ class Translator(Model):
 
         Args:
             texts: A text, or a list or a column of a table of texts.
-            options: batch_size (32), and those of `GenerationConfig`: beams (5), max_new_tokens,
-                temperature, ...
+            options: batch_size (32 texts), and those of `GenerationConfig`: beams (5; 1: no beam
+                search), max_new_tokens (512, or as many as the model can generate), temperature
+                (0: no sampling), ... A folder of Hugging Face's layout may have other defaults.
+
+        Raises:
+            UsageError: There is no such option, or its value does not fit.
         """
         given = generation_options(options, "batch_size")
         asked = TranslateOptions(ckpt_path=self.source, **options)
@@ -65,7 +74,10 @@ class Translator(Model):
 
     @torch.no_grad()
     def score(self, text: str, translation: str) -> Score:
-        """How well the model predicts a given translation of a text."""
+        """How well the model predicts a given translation of one text.
+
+        Raises `UsageError` if either is longer than the model can read.
+        """
         tokens = self._target(translation)
         start = self.model.tokenizer.decoder_start_id
         inputs = torch.tensor([[start, *tokens[:-1]]], device=self.device)  # (1, N)
@@ -75,7 +87,10 @@ class Translator(Model):
 
     @torch.no_grad()
     def embed(self, texts: Texts) -> Tensor:
-        """Mean of the encoder's vectors over the tokens: (E,) for one text, (S, E) for several."""
+        """Mean of the encoder's vectors over the tokens: (E,) for one text, (S, E) for several.
+
+        Of a decoder-only model, of the embeddings of the tokens.
+        """
 
         def run(many: list[str]) -> list[Tensor]:
             return [self.net.encode(self._source(text)).states[0].mean(0).cpu() for text in many]
@@ -84,9 +99,13 @@ class Translator(Model):
         return stacked(found)
 
     def attention(self, text: str, translation: str | None = None) -> Attention:
-        """Cross-attention of all layers and heads, tokens of the translation by those of the text.
+        """Cross-attention of all layers and heads for one text, (L, H, N, M).
 
-        `translation`: None: the model's own.
+        Of a decoder-only model, its self-attention to the text; rows sum to less than 1.
+
+        Args:
+            text: One text, of M tokens.
+            translation: Of N tokens; None: the model's own.
         """
         (source,) = self._source(text).tolist()
         if translation is None:
@@ -100,6 +119,7 @@ class Translator(Model):
 
     def _source(self, text: str) -> Tensor:
         """Token ids of a text, (1, M)."""
+        check_single(isinstance(text, str), text, "text")
         rows, (is_cut,) = self.model.tokenizer.encode_sources([text], self.net.max_length)
         if is_cut:
             raise UsageError(f"the text has more than {self.net.max_length} tokens: shorten it")
@@ -107,6 +127,7 @@ class Translator(Model):
 
     def _target(self, text: str) -> list[int]:
         """Token ids of a translation, with the end token."""
+        check_single(isinstance(text, str), text, "translation")
         tokens, is_cut = encode_translation(self.model, text)
         if is_cut:
             raise UsageError(

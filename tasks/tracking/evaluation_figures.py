@@ -35,16 +35,17 @@ def draw_images(table: Table, path: Path | BinaryIO) -> None:
     """Draws a grid of the pictures in the first column of a table, the others above them."""
     import matplotlib.figure
 
-    rows = max(1, -(-len(table.rows) // IMAGES_IN_A_ROW))
+    columns = max(1, min(len(table.rows), IMAGES_IN_A_ROW))
+    rows = max(1, -(-len(table.rows) // columns))
     lines = len(table.columns) - 1
     text_height = 0.14 * lines + 0.06  # inches, as all sizes here
-    width = 1.4 * IMAGES_IN_A_ROW
+    width = 1.4 * columns
     height = (1.2 + text_height) * rows
     figure = matplotlib.figure.Figure(figsize=(width, height), dpi=100)
     axis = figure.add_axes((0, 0, 1, 1))
     axis.set_axis_off()
     for number, (picture, *values) in enumerate(table.rows):
-        row, column = divmod(number, IMAGES_IN_A_ROW)
+        row, column = divmod(number, columns)
         left = 1.4 * column + 0.15
         top = height - (1.2 + text_height) * row - text_height
         pixels = picture.permute(1, 2, 0).numpy()  # (C, H, W) -> (H, W, C)
@@ -106,27 +107,33 @@ def draw_roc(
 
 
 def draw_calibration(probabilities: Tensor, labels: Tensor, path: Path | BinaryIO) -> None:
-    """Draws a reliability diagram (Guo 2017) of probabilities (S, K) and labels (S,)."""
+    """Draws a reliability diagram (Guo 2017) of probabilities (S, K) and labels (S,).
+
+    Below it, the number of samples in each bin.
+    """
     import matplotlib.figure
 
-    figure = matplotlib.figure.Figure(figsize=(6, 6), dpi=120)
-    axis = figure.subplots()
+    figure = matplotlib.figure.Figure(figsize=(6, 7), dpi=120)
+    axis, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
     bins = calibration_bins(probabilities, labels)
     filled = bins.counts > 0  # (BINS,)
     accuracy = bins.accuracy[filled]
     middles = (torch.arange(BINS)[filled] + 0.5) / BINS
-    axis.bar(middles, accuracy, 1 / BINS, edgecolor="black", label=f"accuracy in {BINS} bins")
-    axis.plot(bins.confidence[filled], accuracy, "o", clip_on=False, label="at mean confidence")
+    look: dict[str, Any] = {"width": 1 / BINS, "color": "lightsteelblue", "edgecolor": "black"}
+    axis.bar(middles, accuracy, label=f"accuracy in {BINS} bins", **look)
+    means = bins.confidence[filled]
+    # In front of the frame (2.5), on which points at 1 lie.
+    axis.plot(means, accuracy, "o", clip_on=False, zorder=3, label="at mean confidence")
     axis.plot((0, 1), (0, 1), color="grey", linestyle="--", label="perfect calibration")
     error = float(calibration_error(probabilities, labels))
-    axis.set(
-        xlabel="confidence (probability of the predicted class)",
-        ylabel="accuracy (fraction correct)",
-        title=f"expected calibration error {error:.4f}",
-        xlim=(0, 1),
-        ylim=(0, 1),
-    )
-    axis.legend(loc="upper left")
+    axis.set(ylabel="accuracy (fraction correct)", xlim=(0, 1), ylim=(0, 1))
+    axis.set_title(f"expected calibration error {error:.4f}", pad=26)  # above the legend
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.01), ncols=3, fontsize=7)
+    bars = below.bar(middles, bins.counts[filled], **look)
+    below.bar_label(bars, fontsize=6, fmt="{:,.0f}")
+    below.margins(y=0.2)  # for the numbers
+    below.set(ylabel="samples")
+    figure.supxlabel("confidence (probability of the predicted class)", y=0.03, fontsize="medium")
     write_png(figure, path)
 
 
@@ -169,7 +176,7 @@ def draw_embeddings(
     axis.set(
         xlabel=f"first principal component ({explained[0]:.0%} of the variance)",
         ylabel=f"second principal component ({explained[1]:.0%} of the variance)",
-        title=f"{len(points):,} pooled vectors",
+        title=f"embeddings of {len(points):,} samples (PCA)",
     )
     write_png(figure, path)
 

@@ -35,12 +35,15 @@ def device_name(device: torch.device) -> str:
 
 
 def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, Any]:
-    """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1."""
+    """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1.
+
+    Of equal values the latest, as in `best.ckpt`.
+    """
     found = [(float(row[task.monitor]), int(row["epoch"])) for row in rows if task.monitor in row]
     if not found:
         return {}
     best = max if task.monitor_mode == "max" else min
-    value, epoch = best(found, key=lambda pair: pair[0])
+    value, epoch = best(reversed(found), key=lambda pair: pair[0])
     return {f"best {task.monitor}": value, "best epoch": epoch + 1}
 
 

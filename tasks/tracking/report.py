@@ -15,6 +15,17 @@ from datamodules.utils.files import replacing, write_text
 PANELS_IN_A_ROW = 3  # of curves.png
 FEW_POINTS = 30  # of a curve, up to which each has a marker
 MOST_LABELS = 50  # of classes beside a confusion matrix
+METRIC_TITLES = {  # of axes
+    "acc": "accuracy",
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "f1": "F1",
+    "lr": "learning rate",
+    "mae": "mean absolute error",
+    "map": "mean average precision",
+    "r2": "R²",
+    "rmse": "root mean squared error",
+}
 MANY_CLASSES = 20  # more have no legend, and no numbers in a confusion matrix
 
 
@@ -111,14 +122,14 @@ def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
     width = 4.2 * columns
     height = 3.2 * lines
     figure.subplots_adjust(
-        0.75 / width, 0.5 / height, 1 - 0.1 / width, 1 - 0.15 / height, wspace=0.3, hspace=0.3
+        0.75 / width, 0.5 / height, 1 - 0.2 / width, 1 - 0.15 / height, wspace=0.3, hspace=0.3
     )
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axis, panel in zip(axes, panels, strict=False):
         for split, points in curves.get(panel, {}).items():
             marker = "o" if len(points) <= FEW_POINTS else ""
             axis.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=split)
-        axis.set(xlabel="optimizer step", ylabel=panel)
+        axis.set(xlabel="optimizer step", ylabel=METRIC_TITLES.get(panel, panel.replace("_", " ")))
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     for axis in axes[len(panels) :]:

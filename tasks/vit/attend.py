@@ -67,9 +67,9 @@ def draw(images: Tensor, attention: Tensor, titles: Sequence[str], file: BinaryI
         xlim=(-0.5, column * (count - 1) + width - 0.5),
         ylim=(row + height - 0.5, -0.5),
     )
-    for top, name in ((-0.5, "image"), (row - 0.5, "attention rollout")):
+    for top, name in ((-0.5, "image"), (row - 0.5, "attention rollout\n(bright: more)")):
         middle = top + height / 2
-        axis.text(-0.2 * width, middle, name, fontsize=7, rotation=90, ha="center", va="center")
+        axis.text(-0.16 * width, middle, name, fontsize=7, rotation=90, ha="right", va="center")
     figure.supxlabel("x (pixels)", fontsize=8)
     figure.supylabel("y (pixels)", fontsize=8)
     across = [0, width // 2, width - 1]

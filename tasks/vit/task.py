@@ -111,7 +111,7 @@ class ViTTask(ClassifierTask):
             with self.trainer.precision_plugin.val_step_context():
                 attention = rollout(self.net, self.normalised(first))
             titles = [
-                label if label == guess else f"{label}\n(predicted: {guess})"
+                f"label: {label}" + f"\nprediction: {guess}" * (label != guess)
                 for label, guess in names[:MAX_ROLLOUTS]
             ]
             self.collected["attention"] = rendered(

@@ -54,6 +54,32 @@ def test_options_name_the_entries_of_their_family(entries: dict[str, Any], liter
     assert tuple(entries) == get_args(literal)
 
 
+@pytest.mark.parametrize(
+    "option, family",
+    [
+        ("norm", NORMS),
+        ("feedforward", FEEDFORWARDS),
+        ("order", ORDERS),
+        ("attention", ATTENTIONS),
+        ("init", INITS),
+        ("stem", STEMS),
+        ("pool", POOLINGS),
+        ("position", POSITIONS),
+        ("pooler", POOLERS),
+    ],
+)
+def test_a_wrong_variant_is_refused_with_the_choices(option: str, family: dict[str, Any]) -> None:
+    options: dict[str, Any] = {option: "batchnorm"}
+    with pytest.raises(ValueError) as refusal:
+        if option == "pooler":
+            BertClassifier(replace(BERT, **options))
+        elif hasattr(BLOCKS, option):
+            ViT(ViTConfig(stack=replace(BLOCKS, **options)))
+        else:
+            ViT(ViTConfig(**options))
+    assert str(refusal.value) == f'{option} is "batchnorm"; choose one of {", ".join(family)}.'
+
+
 @pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     "preset",
@@ -142,6 +168,8 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
     (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
     (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
+    (Seq2SeqConfig(), {"architecture": "decoder"}, "architecture .*encoder_decoder, prefix"),
+    (Seq2SeqConfig(), {"tying": "both"}, "tying .*inputs, target, none"),
     (Seq2SeqConfig(), {"position": "rotary2d"}, "rotary2d"),
     (Seq2SeqConfig(), {"encoder": CROSS}, "encoder.causal"),
     (Seq2SeqConfig(), {"decoder": BLOCKS}, "decoder.causal"),

@@ -162,6 +162,18 @@ def test_positions_tell_patches_apart(name: str) -> None:
     assert (net(images) - net(images.transpose(2, 3).contiguous())).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_are_their_formulas(name: str) -> None:
+    norm, x = shaken(NORMS[name](E, eps=0.1)), 3 + torch.randn(B, N, E)
+    if name == "layernorm":
+        centred = x - x.mean(-1, keepdim=True)
+        expected = centred / (centred.square().mean(-1, keepdim=True) + 0.1).sqrt()
+        expected = expected * norm.weight + norm.bias
+    else:
+        expected = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * norm.weight
+    close(norm(x), expected)
+
+
 @pytest.mark.parametrize("name", POOLINGS)
 def test_poolings_skip_padding_and_only_one_knows_the_order(name: str) -> None:
     pool = shaken(POOLINGS[name](E, H))

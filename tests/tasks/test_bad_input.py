@@ -63,6 +63,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --model.optimizer.lr fast": ("--model.optimizer.lr fast", "a number"),
         "fit --model.pretrained timm/vit_tiny_patch16_225": "'vit_tiny_patch16_224'",
         "fit --model.pretrained timm/resnet18": "resnet18",
+        "fit --model.pretrained google/vit-base-patch16-224": "or hf/google/vit-base-patch16-224",
         "fit --model.pretrained timm/vit_tiny_patch16_224.nope": "augreg_in21k",
         "fit --model.pretrained nowhere.pth": "nowhere.pth",
         "fit --data.batch_size null": "--data.batch_size",

@@ -47,6 +47,21 @@ def test_report_equals_that_of_scikit_learn() -> None:
     assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
 
 
+def test_confused_pairs_are_listed_if_there_are_many_classes(tmp_path: Path) -> None:
+    names = [f"class {number}" for number in range(25)]
+    metadata = {"class_names": names, "target_mean": 0.0, "target_std": 1.0}
+    problem = PROBLEMS["single_label_classification"](metadata)
+    labels = torch.arange(50) % 25
+    guesses = labels.clone()
+    guesses[:30:5] = 24  # classes 0, 5, 10, 15, 20; class 0 twice
+    probabilities = torch.eye(25)[guesses]  # (S, K)
+    problem.save_reports(tmp_path, "", Evaluated(torch.arange(50), probabilities, labels))
+    with open(tmp_path / "confused.csv", newline="") as file:
+        heads, first, *others = csv.reader(file)
+    assert first == ["class 0", "class 24", "2"] and len(heads) == 3
+    assert sorted(row[0] for row in others) == ["class 10", "class 15", "class 20", "class 5"]
+
+
 @pytest.mark.filterwarnings("error")
 def test_classes_without_samples_need_no_warning() -> None:
     """They are left out of the mean AUROC; the report shows their support."""
@@ -85,7 +100,8 @@ def test_evaluations_write_into_a_folder(
     found = json.loads(Path(f"out/{split}.json").read_text())
     right = sum(float(row["recall"]) * int(row["support"]) for row in rows)
     assert found[f"{split}/acc"] == pytest.approx(right / sizes[split], abs=1e-3)
-    assert command in found["command"]
+    assert found["task"] == "vit" and command in found["command"]
+    assert found["device"] == "cpu" and found[f"{split}_samples"] == sizes[split]
     values = [value for value in found.values() if isinstance(value, float)]
     assert values and values == [float(f"{value:.6g}") for value in values]  # as in summary.json
 

@@ -299,6 +299,8 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
     for image in wrong:
         with pytest.raises(UsageError):
             model.predict(image)
+    with pytest.raises(UsageError, match=r"1 channel, not 8.*\(H, W, C\).*\(C, H, W\)"):
+        model.predict(np.zeros((3, 8, 8), dtype=np.uint8))
     with pytest.raises(TypeError):
         model.predict(3)
     texts = tessera.load(runs / "bert")
@@ -313,6 +315,27 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
         tessera.load(runs / "vit", device="cuad")
     with pytest.raises(FileNotFoundError):
         model.predict("missing.png")
+
+
+def test_methods_of_one_input_take_no_list(runs: Path) -> None:
+    for task in CLASSES:
+        model: Any = tessera.load(runs / task)
+        inputs = [picture(20, "L")] * 2 if task == "vit" else ["The", "The"]
+        methods = [model.attention]
+        if task == "vit":
+            methods += [model.attention_map]
+        elif task == "mlm":
+            methods += [model.fill_mask]
+        elif task == "lm":
+            methods += [model.stream]
+        elif task == "seq2seq":
+            methods += [
+                lambda texts, model=model: model.score(texts, "TWO"),
+                lambda texts, model=model: model.score("two", texts),
+            ]
+        for method in methods:
+            with pytest.raises(TypeError, match="one .* at a time, but this is of type list"):
+                method(inputs)
 
 
 def test_importing_it_imports_nothing_heavy() -> None:

@@ -176,7 +176,8 @@ def test_panels(tmp_path: Path, monkeypatch: Patch) -> None:
     weights = torch.rand(2, 3, 4, 5)  # layers, heads, target, source
     target = ["v", "w", "x", "y"]
     draw(weights, ["a", "b", "$c", "d", "e"], target, tmp_path / "a.png", "png")
-    panels = made[0].axes
+    *panels, bar = made[0].axes
+    assert bar.get_ylim() == (0, 1)
     titles = [f"layer {layer}, head {head}" for layer in (1, 2) for head in (1, 2, 3)]
     assert [panel.get_title() for panel in panels] == titles
     for panel, expected in zip(panels, weights.flatten(0, 1), strict=True):

@@ -203,7 +203,7 @@ def test_legends_name_few_classes(classes: int, drawn: list[Any], tmp_path: Path
     assert len(np.unique(points.collections[0].get_facecolors(), axis=0)) == classes
 
 
-@pytest.mark.parametrize("channels, count", [(1, 0), (1, 3), (3, 32)])
+@pytest.mark.parametrize("channels, count", [(1, 0), (1, 2), (3, 32)])
 def test_images_are_drawn_with_what_is_known_of_them(
     channels: int, count: int, drawn: list[Any], tmp_path: Path
 ) -> None:
@@ -220,7 +220,20 @@ def test_images_are_drawn_with_what_is_known_of_them(
     assert texts == ([title] * count or ["none"])
     assert len({tuple(image.get_extent()) for image in axis.images}) == count
     with Image.open(tmp_path / "images.png") as image:
-        assert image.width > 500
+        assert image.width == 140 * max(1, min(count, 8))  # no empty columns
+
+
+def test_calibration_shows_the_samples_of_each_bin(drawn: list[Any], tmp_path: Path) -> None:
+    probabilities, labels = samples(5)
+    evaluation_figures.draw_calibration(probabilities, labels, tmp_path / "calibration.png")
+    axis, below = drawn[0].axes
+    counts = calibration_bins(probabilities, labels).counts
+    assert [bar.get_height() for bar in below.patches] == counts[counts > 0].tolist()
+    frame = axis.get_window_extent()
+    legend_box = axis.get_legend().get_window_extent()
+    assert legend_box.y0 >= frame.y1  # covers no bar
+    points = axis.lines[0]
+    assert not points.get_clip_on() and points.get_zorder() > axis.spines["top"].get_zorder()
 
 
 # Runs ---------------------------------------------------------------------------------------------

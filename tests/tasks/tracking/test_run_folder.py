@@ -16,9 +16,10 @@ from datamodules.sources import LabelledSource
 from tasks.base import Task
 from tasks.tracking import evaluation_figures, report
 from tasks.tracking.metrics_csv import read_rows
-from tasks.tracking.record import RunRecord
+from tasks.tracking.record import RunRecord, best_validation
 from tasks.tracking.report import curves_figure, write_png
 from tasks.vit import attend
+from tasks.vit.task import ViTTask
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
@@ -78,6 +79,11 @@ def test_figures(monkeypatch: Patch) -> None:
                 assert axis.get_ylabel() or figure.get_supylabel()
 
 
+def test_of_equal_validations_the_latest_is_the_best() -> None:
+    rows = [{"epoch": str(n), "val/acc": f"0.{score}"} for n, score in enumerate((5, 7, 7, 6))]
+    assert best_validation(rows, ViTTask()) == {"best val/acc": 0.7, "best epoch": 3}
+
+
 def test_summary(finished: Path) -> None:
     found = summary(finished)
     weights = checkpoint(finished, "best")["state_dict"]
@@ -91,7 +97,7 @@ def test_summary(finished: Path) -> None:
     assert found["task"] == "vit" and " fit --" in found["command"]
     scores = logged(finished, "val/acc")
     assert found["best val/acc"] == pytest.approx(max(scores), rel=1e-5)
-    assert found["best epoch"] == 1 + scores.index(max(scores))
+    assert found["best epoch"] == len(scores) - scores[::-1].index(max(scores))
     seen = found[
         "test_samples"
     ]  # jsonargparse may take 1 batch for 1.0 in a process with other runs
@@ -305,7 +311,7 @@ def test_curves_are_a_grid_without_constants() -> None:
         for step in ("20", "40")
     ]
     axes = curves_figure(rows, "val/f1").axes
-    assert [axis.get_ylabel() for axis in axes] == ["loss", "f1", "acc"]
+    assert [axis.get_ylabel() for axis in axes] == ["loss", "F1", "accuracy"]
     train, val = axes[0].lines
     assert (train.get_marker(), val.get_marker()) == ("", "o")
     assert [len(line.get_xdata()) for line in axes[0].lines] == [49, 2]
