@@ -107,7 +107,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --trainer.callbacks+=EarlyStopping": "EarlyStopping needs --trainer.callbacks.monitor",
         "fit --trainer.callbacks '[LearningRateMonitor, EarlyStopping]'": "EarlyStopping needs",
         "fit --trainer.logger CSVLogger": "CSVLogger needs --trainer.logger.save_dir",
-        "fit --trainer.precision fp16": ("16-mixed", "32-true"),
+        "fit --trainer.precision fp16": ("must be 32-true", "16-mixed"),
         "EARLY val/loss --trainer.callbacks.nope 3": "--trainer.callbacks.nope 3",
         "EARLY val/loss --trainer.callbacks.patience x": "--trainer.callbacks.patience",
         "EARLY test/loss": ("EarlyStopping", "test/loss", "train/loss"),
