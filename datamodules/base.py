@@ -203,7 +203,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
     @property
     def origin(self) -> str:
-        """Where the samples were read from: a path, a hub id, or "embedded"."""
+        """Where the samples were read from: a path, a hub id, or the embedded data's name."""
         return self.source.origin
 
     @property

@@ -160,7 +160,7 @@ class CorpusData(TokenizedData):
         return file
 
     def _report_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
-        count = f"{file.unknown:,} of {len(file.tokens):,} tokens in {where} are [UNK]"
+        count = f"{file.unknown:,} of {len(file.tokens):,} tokens became [UNK] in {where}"
         if not self.tokenizer.is_character_level:
             rank_zero_warn(f"{count}: a tokenizer of the kind bpe has none.")
             return

@@ -40,8 +40,8 @@ class ClassifierTask(Task):
 
     # Metadata that are options of `data.dataset`, too.
     dataset_metadata: tuple[str, ...] = ("class_names",)
-    # Of what `predict` reads: column in the file of predictions, what one is called, and bad ones.
-    input_names = ("path", "image", "files")
+    # Of what `predict` reads: column in the file of predictions, and what one and a bad one is.
+    input_names = ("path", "image", "file")
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class ClassifierTask(Task):
         self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], bad: list[str]
     ) -> None:
         """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
-        column, noun, bad_ones = self.input_names
+        column, noun, source = self.input_names
         file.write(column, inputs, self.class_names, found)
-        note = f", {len(bad)} bad {bad_ones} skipped: {shortened(bad)}" if bad else ""
+        note = f", {counted(len(bad), f'bad {source}')} skipped: {shortened(bad)}" if bad else ""
         print(f"predictions for {counted(len(inputs), noun)} are in {file.path}{note}")

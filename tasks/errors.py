@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +15,13 @@ from datamodules.utils.errors import DataError, UsageError
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
 SHORT_NAMES = {  # short, usual and former names of options, and the last words of their names
-    "epochs": "max_epochs",
+    **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "max_epochs"),
     "steps": "max_steps",
+    "device": "accelerator",
+    **dict.fromkeys(("gpus", "gpu", "num_gpus"), "devices"),
     "seed": "seed_everything",
     "learning_rate": "lr",
-    "output_dir": "run_dir",
+    **dict.fromkeys(("output", "output_dir"), "run_dir"),
     "workers": "num_workers",
     "text": "prompt input",
     **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
@@ -161,11 +163,23 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     found = [
         option for last in SHORT_NAMES.get(word, word).split() for option in ends.get(last, [])
     ]
-    found = found or ends.get(word) or difflib.get_close_matches(name, known, 1, cutoff=0.6)
+    found = found or ends.get(word) or nearest_option(name, ends)
     if not found and (close := difflib.get_close_matches(word, ends, 1, cutoff=0.7)):
         found = ends[close[0]]
     hint = f"did you mean {' or '.join(found[:3])}?" if found else "`COMMAND --help` lists them all"
     return f"unknown option {name[:200]}: {hint}"
+
+
+def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:
+    """The option nearest to a name, if any is near; its last word is near, too.
+
+    >>> ends = {"stem": ["--net.stem"], "depth": ["--net.depth"]}
+    >>> nearest_option("--nte.dept", ends), nearest_option("--net.tied", ends)
+    (['--net.depth'], [])
+    """
+    words = difflib.get_close_matches(name.rpartition(".")[2].removeprefix("--"), ends, cutoff=0.6)
+    options = [option for word in words for option in ends[word]]
+    return difflib.get_close_matches(name, options, 1, cutoff=0.6)
 
 
 def is_local_rank_zero() -> bool:

@@ -61,6 +61,7 @@ def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"\d+\.\d", done.stdout), done.stdout
+    assert ("interleave(" in source) <= ("round 0 of " in done.stderr), done.stderr
     assert (tmp_path / "plot.png").exists() == ("plot" in options)
     if name in FASTER:
         own, head, most = FASTER[name]

@@ -81,8 +81,8 @@ class Source:
     def origin(self) -> str:
         """Where the samples were read from."""
         if self.embedded:
-            return "embedded"
-        return str(self.local_path or self.options.name or "embedded")
+            return self.name
+        return str(self.local_path or self.options.name or self.name)
 
     @property
     def local_path(self) -> Path | None:

@@ -88,8 +88,8 @@ class ParallelSource(TextSource):
         names = [pairs.name(i) for i in empty.nonzero().flatten().tolist()]
         self.skipped += names
         rank_zero_warn(
-            f"{len(names):,} of the {len(pairs):,} pairs of {where} have an empty side and were "
-            f"left out, such as {names[0]}."
+            f"{where}: left out {len(names):,} of {len(pairs):,} pairs for an empty side, such as "
+            f"{names[0]}."
         )
         return pairs.select(~empty)
 

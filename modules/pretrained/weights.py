@@ -150,9 +150,7 @@ def check_fit(
     require(not rest, f"{family} weights that this model has no place for: {unknown}.")
     missing = [name for name in wanted if name not in state and not name.startswith(optional)]
     lacking = ", ".join(missing[:3])
-    require(
-        not missing, f"{family} weights lack {lacking}; does the config belong to the same model?"
-    )
+    require(not missing, f"{family} weights lack {lacking}, which the config has.")
     extra = [name for name in state if name not in wanted]
     require(not extra, f"The config has no {', '.join(extra[:3])}, but the {family} weights do.")
     for name, value in state.items():

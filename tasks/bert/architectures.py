@@ -9,15 +9,14 @@ from torch import nn
 
 from modules.models.bert import BertConfig
 from modules.pretrained.bert import FAMILIES, HEADS
-from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
     ModelFolder,
     checkpoint_options,
     model_options,
     pretrained_weights,
 )
-from tasks.checkpoints.weights import PRETRAINED, fill_config
-from tasks.errors import UsageError, usage_errors
+from tasks.checkpoints.weights import PRETRAINED, fill_config, load_pretrained_weights
+from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.text import fill_vocabulary
 
@@ -70,8 +69,7 @@ def load_pretrained(
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     state = {name: value for name, value in state.items() if not name.startswith(reset)}
     net = build()
-    with usage_errors(f"{PRETRAINED} {source}"):
-        missing = load_weights(net, state, HEADS)
+    missing = load_pretrained_weights(net, source, state, HEADS)
     if missing:
         parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
         rank_zero_only(print)(f"{PRETRAINED} {source}: initialised anew: {parts}")

@@ -35,7 +35,7 @@ class BertTask(TextTask, ClassifierTask):
     """
 
     name = "bert"
-    input_names = ("text", "text", "lines")
+    input_names = ("text", "text", "line")
 
     def __init__(
         self,

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 
+from modules.pretrained.weights import load_weights
 from tasks.checkpoints.reading import check_finite, load_tensors
 from tasks.errors import DataError, UsageError
 from tasks.options import flat
@@ -126,6 +127,27 @@ def load_checkpoint_weights(
         ]
         reason = "; ".join(differ) or str(error).splitlines()[0]
         raise UsageError(f"these options do not fit the checkpoint's weights: {reason}") from error
+
+
+def load_pretrained_weights(
+    net: nn.Module, source: str, state: State, optional: tuple[str, ...] = ()
+) -> list[str]:
+    """As `load_weights`; a `UsageError` says which options may contradict the weights.
+
+    Args:
+        net: The network.
+        source: As of `--model.pretrained`.
+        state: Weights under our names.
+        optional: Prefixes of names that may be missing or of another shape.
+    """
+    try:
+        return load_weights(net, state, optional)
+    except ValueError as error:
+        reason = str(error).rstrip(".")
+        raise UsageError(
+            f"{PRETRAINED} {source}: {reason}: leave out --preset and the options of --model.net "
+            "that contradict the weights"
+        ) from error
 
 
 def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:

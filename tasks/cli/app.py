@@ -39,6 +39,7 @@ class App:
             function's arguments.
         examples: Command lines for `--help`, without the leading `python -m tasks.NAME`.
         next_commands: Command lines to suggest after a fit, with {best} for its best checkpoint.
+        pretrains: Task whose `fit` can start from this one's weights.
     """
 
     name: str
@@ -57,6 +58,7 @@ class App:
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
     next_commands: Sequence[str] = ()
+    pretrains: str | None = None
 
     @property
     def commands(self) -> dict[str, str]:

@@ -134,4 +134,8 @@ def refuse_unknown(
 def not_a_section(name: str, value: Any) -> str:
     """The message about a value in place of a section."""
     given = "null" if value is None else shown(value)
-    return f"{name} is {given}: write options below it, by name, or leave it out"
+    below = "write options below it, by name, or leave it out"
+    meant = {"data": f"--data.path {value}", "model": "--preset"}.get(name)
+    if meant and isinstance(value, str):
+        return f"--{name} {value}: did you mean {meant}? Else {below}"
+    return f"{name} is {given}: {below}"

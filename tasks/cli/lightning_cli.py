@@ -353,6 +353,9 @@ class TaskCLI(LightningCLI):
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
         lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
+        if pretrains := self.app.pretrains:
+            line = "fit --model.pretrained {best} --data.path FILE"
+            commands.insert(0, with_launcher(f"{program(pretrains)} {line}"))
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

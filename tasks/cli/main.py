@@ -34,8 +34,7 @@ def run_process(app: App, arguments: Sequence[str]) -> int:
 def run_command(app: App, arguments: Sequence[str], is_process: bool = False) -> int:
     """Run a command line and return its exit code."""
     open_standard_streams()
-    debug = "--debug" in arguments
-    rest = [argument for argument in arguments if argument != "--debug"]
+    debug, rest = take_debug(arguments)
     command = rest.pop(0) if rest else "--help"
     with exit_status(debug, rest) as status:
         if SIGNALS.is_launched():
@@ -54,6 +53,24 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
             with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up
                 run()
     return status.code
+
+
+def take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether to show tracebacks, and the other arguments.
+
+    >>> take_debug(["fit", "--debug", "true", "--lr=1"]), take_debug(["fit", "--debug=false"])
+    ((True, ['fit', '--lr=1']), (False, ['fit']))
+    """
+    debug = False
+    rest = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if argument in ("--debug", "--debug=true", "--debug=false"):
+            debug = argument != "--debug=false"
+        elif before == "--debug" and argument in ("true", "false"):
+            debug = argument == "true"
+        else:
+            rest.append(argument)
+    return debug, rest
 
 
 def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:

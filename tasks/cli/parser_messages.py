@@ -28,6 +28,11 @@ WRONG_VALUE = r'.*Parser key "([\w.]+)":(.*)(?:Got value|Given value): ?(.*)'
 EXPECTED_TYPE = (
     r"Expected an? (?:<class '(?:\w+\.)*(\w+)'>|(dot import path)|typing\.Literal\[(.*?)\])"
 )
+CLASS_WITHOUT = r"class_path='[\w.]*?(\w+)', init_args=Namespace\([^()]*\b{}=None"
+# Instead of Lightning's, among which are older names and those of other hardware.
+USUAL_CHOICES = {
+    "trainer.precision": ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true"]
+}
 TYPE_NAMES = {
     "int": "a whole number",
     "float": "a number",
@@ -110,10 +115,16 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     if nested := re.fullmatch(r"NestedArg\(key='(.*)', val='?(.*?)'?\)", value):
         key = f"{key}.{nested[1]}"
         value = nested[2]
+    argument = re.search(r"--(\w+) is missing", reason)
+    if argument and (found := re.search(CLASS_WITHOUT.format(argument[1]), value)):
+        return f"--{key} {found[1]} needs --{key}.{argument[1]}"
     value = value[:200] or "''"
     types = re.findall(EXPECTED_TYPE, reason)
     choices = [choice for *_, literal in types for choice in re.findall(r"[\w.-]+", literal)]
     names = [TYPE_NAMES.get(a or b, a) for a, b, _ in types if a or b]
+    if key in USUAL_CHOICES:
+        choices = USUAL_CHOICES[key]
+        names = []
     names = list(dict.fromkeys(names + choices))
     expected = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     close = difflib.get_close_matches(value, choices, 1)

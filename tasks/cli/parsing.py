@@ -264,7 +264,21 @@ def function_parser(program: str, function: Callable[..., object]) -> OneLineErr
         parser.add_function_arguments(function, skip={"on_command_line"})
     else:
         parser.add_class_arguments(dataclass)
+        own_first(parser, list(dataclass.__annotations__))
     return parser
+
+
+def own_first(parser: OneLineErrorParser, own: list[str]) -> None:
+    """Lists required options first, then those that the command declares, then inherited ones."""
+
+    def place(action: Any) -> int:
+        if action.required or action.dest == "help":
+            return -1
+        return own.index(action.dest) if action.dest in own else len(own)
+
+    # argparse has no public way to order options.
+    for actions in (parser._actions, *(group._group_actions for group in parser._action_groups)):
+        actions.sort(key=place)
 
 
 def refuse_overwriting(options: Mapping[str, Any]) -> None:

@@ -26,7 +26,7 @@ from tasks.checkpoints.reading import (
     load_network,
     read_checkpoint,
 )
-from tasks.checkpoints.weights import PRETRAINED
+from tasks.checkpoints.weights import load_pretrained_weights
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options, merged
 from tasks.text import fill_vocabulary
@@ -80,8 +80,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
     """Builds a decoder with pretrained weights; refuses those of another size or tokenizer."""
     state = pretrained_weights(source, TASKS, metadata, FAMILIES)
     net = Decoder(config)
-    with usage_errors(f"{PRETRAINED} {source}"):
-        load_weights(net, state)
+    load_pretrained_weights(net, source, state)
     return net
 
 

@@ -115,14 +115,17 @@ def check_windows(net: Decoder, stride: int | None, batch_size: int) -> int:
 
 def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
     """Returns the `TokenFile` of the whole text, with special tokens as in training."""
-    data = CorpusData(
-        text.source,
-        path,
-        max_length=metadata["max_length"],
-        dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
-        tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
-        skip_bad=text.skip_bad,
-    )
+    try:
+        data = CorpusData(
+            text.source,
+            path,
+            max_length=metadata["max_length"],
+            dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
+            tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
+            skip_bad=text.skip_bad,
+        )
+    except UsageError as error:  # it names the options of `fit`
+        raise UsageError(str(error).replace("--data.path", "--input")) from error
     data.set_metadata(metadata)
     data.source.option_prefix = "--data"
     data.source.path_option = "--input"

@@ -30,6 +30,7 @@ APP = App(
         "export --ckpt_path {best} --format onnx",
         "export --ckpt_path {best} --format safetensors",
     ),
+    pretrains="bert",
 )
 
 if __name__ == "__main__":

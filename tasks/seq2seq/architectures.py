@@ -28,7 +28,7 @@ from tasks.checkpoints.reading import (
     net_weights,
     read_checkpoint,
 )
-from tasks.checkpoints.weights import PRETRAINED
+from tasks.checkpoints.weights import load_pretrained_weights
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options
 from tasks.seq2seq.decoding import DecodingTokens, decoder_start, decoding_tokens, folder_generation
@@ -122,8 +122,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
     net = build_seq2seq(config)
-    with usage_errors(f"{PRETRAINED} {source}"):
-        load_weights(net, state)
+    load_pretrained_weights(net, source, state)
     return net
 
 

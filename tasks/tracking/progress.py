@@ -247,10 +247,10 @@ class Bar(ProgressBar):
 
 
 class TimeEstimate(Callback):
-    """Prints how long training will take, and prints it again if that changes by more than 10 %.
+    """Prints how long training will take, and prints it again if that changes by a quarter.
 
     The speed is that of windows of 4, 8, 16, ... s of training steps, and of the first validation.
-    Prints nothing if training has no end.
+    Prints nothing if training has no end, or ends before another window would.
 
     Args:
         seconds: Of the first window.
@@ -305,14 +305,14 @@ class TimeEstimate(Callback):
         return passed
 
     def _say(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prints the estimate; not again if training ends soon or it is within 10 % of the last."""
+        """Prints the estimate, unless training ends soon or the last one was about the same."""
         if not trainer.is_global_zero:
             return
         left = self.seconds_left(trainer, pl_module)
         now = time.monotonic()
-        if not 0 < left < math.inf:
+        if not 2 * self.seconds <= left < math.inf:
             return
-        if self.end and (left < self.seconds or abs(now + left - self.end) < 0.1 * left):
+        if self.end and abs(now + left - self.end) < 0.25 * left:
             return
         self.end = now + left
         text = f"about {duration(left)} of training left"

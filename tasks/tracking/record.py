@@ -99,10 +99,9 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
 def data_line(task: Task, samples: str) -> str:
     """The data, how many samples are used for what, the targets, and the columns of tables."""
     data = task.datamodule
-    name = data.origin if data.origin != "embedded" else data.source.name
     columns = data.source.chosen_columns()
     ending = f"; {columns}" if columns else ""
-    line = f"data    {name}: {samples}"
+    line = f"data    {data.origin}: {samples}"
     return line + task.describe_targets(LINE_WIDTH - len(line)) + ending
 
 
@@ -118,7 +117,7 @@ class EvaluatedData(Callback):
         size = f"{len(data.dataset(split)):,} {data.noun}"
         goal = {"val": "validate", "test": "test"}[split]
         samples = f"{size} to {goal}"
-        if data.source.is_evaluated_whole(split):
+        if data.source.is_evaluated_whole(split) and len(data.dataset(split)) > 1:
             samples = f"all {samples}"
         elif not data.source.has(split) and not data.source.has("val"):
             samples += ", held out of the training split"

@@ -10,8 +10,8 @@ from modules.config import require
 from modules.models.vit import ViT
 from modules.pretrained.timm import NOT_IN_SHAPES
 from modules.pretrained.weights import load_weights
-from tasks.checkpoints.weights import PRETRAINED, match_classes
-from tasks.errors import UsageError, usage_errors
+from tasks.checkpoints.weights import PRETRAINED, load_pretrained_weights, match_classes
+from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.vit.pretrained import find_model
 
@@ -57,8 +57,7 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
     if f"{HEAD}weight" not in weights:  # another number of classes
         rank_zero_only(print)(f"{PRETRAINED} {source}: the head is initialised anew")
     weights = match_classes(source, weights, model.class_names, metadata)
-    with usage_errors(f"{PRETRAINED} {source}"):
-        load_weights(net, weights, (HEAD,))
+    load_pretrained_weights(net, source, weights, (HEAD,))
 
 
 def with_weights(source: str, option: str) -> tuple[ViT, dict[str, Any]]:

@@ -129,7 +129,10 @@ def interleave(names: Iterable[str], rounds: int) -> dict[str, Result]:
     try:
         for number in range(rounds + 1):
             for name, worker in workers.items():
+                start = time.perf_counter()
                 found = ask(worker, "round")
+                seconds = time.perf_counter() - start
+                print(f"round {number} of {rounds}, {name}: {seconds:.1f} s", file=sys.stderr)
                 if number or not rounds:
                     results[name].rounds.append(found)
         for name, worker in workers.items():

@@ -77,6 +77,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --model.pretrained google/vit-base-patch16-224": "or hf/google/vit-base-patch16-224",
         "fit --model.pretrained timm/vit_tiny_patch16_224.nope": "augreg_in21k",
         "fit --model.pretrained nowhere.pth": "nowhere.pth",
+        "fit --model.pretrained vit.ckpt --model.net.stack.depth 9": "leave out --preset",
         "fit --data.batch_size null": "--data.batch_size",
         "fit --data.image_size 16": ("--data.image_size", "--model.net.image_size"),
         "fit --data.path my_images": ("my_images does not exist", "train/CLASS/*.jpg (folder)"),
@@ -114,7 +115,10 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "fit --trainer.callbacks+=torch.nn.Linear": "--trainer.callbacks torch.nn.Linear",
         "fit --trainer.callbacks '[5]'": "--trainer.callbacks [5]",
         "fit --trainer.callbacks '[LearningRateMonitor, Nope]'": ("--trainer.callbacks", "Nope"),
-        "fit --trainer.callbacks+=EarlyStopping": ("--trainer.callbacks", "--monitor"),
+        "fit --trainer.callbacks+=EarlyStopping": "EarlyStopping needs --trainer.callbacks.monitor",
+        "fit --trainer.callbacks '[LearningRateMonitor, EarlyStopping]'": "EarlyStopping needs",
+        "fit --trainer.logger CSVLogger": "CSVLogger needs --trainer.logger.save_dir",
+        "fit --trainer.precision fp16": ("must be 32-true", "16-mixed"),
         "EARLY val/loss --trainer.callbacks.nope 3": "--trainer.callbacks.nope 3",
         "EARLY val/loss --trainer.callbacks.patience x": "--trainer.callbacks.patience",
         "EARLY test/loss": ("EarlyStopping", "test/loss", "train/loss"),
@@ -238,6 +242,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "generate --ckpt_path gpt2": "a model of the hub is hf/gpt2",
         "score --ckpt_path me/gpt --input fox.txt": "a model of the hub is hf/me/gpt",
         "SCORE letter.txt": "one token",
+        "SCORE bad.yaml": ("bad.yaml", "--input takes"),
         "SCORE fox.txt --output fox.txt": ("--output fox.txt", "--input fox.txt"),
         "GENERATE --input fox.txt --output ./fox.txt": ("--output ./fox.txt", "--input fox.txt"),
         "SCORE fox.txt --stride 33": ("stride is 33", "32"),
@@ -396,4 +401,7 @@ def test_skip_bad_counts(console: Console) -> None:
 def test_debug_shows_the_traceback() -> None:
     with pytest.raises(UsageError, match="heads 7"):
         run("fit --model.net.stack.heads 7 --debug")
+    with pytest.raises(UsageError, match="heads 7"):
+        run("fit --debug true --model.net.stack.heads 7")
+    assert run("fit --model.net.stack.heads 7 --debug false") == 2
     assert list(Path().iterdir()) == []

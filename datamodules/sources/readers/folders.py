@@ -186,9 +186,8 @@ def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dic
     others = named.pop(None, [])
     if others:
         names = shortened([str(path) for path in others])
-        rank_zero_warn(
-            f"{len(others)} of the files in {root} are of no split and left out: {names}."
-        )
+        count = f"{len(others)} of {len(paths)} files"
+        rank_zero_warn(f"{root}: left out {count}, of which the split is unknown: {names}.")
     found = {str(split): of_kinds(named[split], suffixes, reject) for split in named}
     if not any(found.values()):
         raise UsageError(f"{root} holds no {', '.join(suffixes)} files.")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +157,8 @@ def test_next_sentence_head_is_exported(console: Console) -> None:
     line += f" --trainer.limit_train_batches 2 {BRIEF}"
     alone = f"{line} --model.net.next_sentence true"
     console.refused(alone, "--data.next_sentence true", task="mlm")
-    assert run(f"{line} --data.next_sentence true --run_dir r", "mlm") == 0
+    out, _ = console.printed(f"{line} --data.next_sentence true --run_dir r", "mlm")
+    assert re.search(r"tasks\.bert fit --model\.pretrained \S+/r/checkpoints/best\.ckpt", out)
     (row,) = (row for row in metrics("r") if "val/next_acc" in row)
     assert 0 <= float(row["val/next_acc"]) <= 1
     weights = checkpoint("r", "best")["state_dict"]

@@ -81,6 +81,19 @@ def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
     assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
 
 
+@pytest.mark.parametrize("given, meant", [
+    ("--num_epochs 3", "did you mean --trainer.max_epochs?"),
+    ("--device cpu", "did you mean --trainer.accelerator?"),
+    ("--gpus 1", "did you mean --trainer.devices?"),
+    ("--output x", "did you mean --run_dir?"),
+    ("--model tiny", "did you mean --preset?"),
+    ("--data my_images", "did you mean --data.path my_images?"),
+    ("--model.net.tied true", "--model.net.tied: `"),  # nothing is near
+])  # fmt: skip
+def test_options_by_their_usual_names(given: str, meant: str, console: Console) -> None:
+    console.refused(f"fit {given}", meant)
+
+
 def test_compile_is_short_for_model_compile(options: Options) -> None:
     assert options("--compile")["model.compile"] is True
     assert options("")["model.compile"] is False
@@ -150,6 +163,18 @@ def test_help_of_using_a_checkpoint_begins_with_its_own_options(
     without_effect = ("model.optimizer", "model.net", "model.ema", "trainer.max", "data.batch")
     assert not [name for name in options if name.startswith(without_effect)]
     assert "--model.optimizer.lr" in console.printed(f"{command} --help all", task)[0]
+
+
+@pytest.mark.parametrize("task, command, first", [
+    ("seq2seq", "translate", "ckpt_path text input output beams max_new_tokens temperature"),
+    ("lm", "generate", "ckpt_path prompt input output num_samples"),
+    ("lm", "score", "ckpt_path input output stride"),
+])  # fmt: skip
+def test_help_begins_with_what_a_command_reads_and_writes(
+    task: str, command: str, first: str, console: Console
+) -> None:
+    options = re.findall(r"^  --(\w+)", console.printed(f"{command} --help", task)[0], re.M)
+    assert options[: len(first.split())] == first.split()
 
 
 def test_help_shows_the_values_that_hold(console: Console) -> None:

@@ -82,6 +82,21 @@ def test_the_estimate_follows_the_speed(console: Console, monkeypatch: Patch) ->
     assert said == [11, 9, 40], out  # after windows of 4, 8 and 16 s
 
 
+def test_no_estimate_of_a_few_seconds(console: Console, monkeypatch: Patch) -> None:
+    """Steps of 0.25 s, by a clock that only training moves: 11 s, of which the last 7 are left."""
+    clock = [0.0]
+    original = ViTTask.training_step
+
+    def run(task: ViTTask, *batch: Any) -> torch.Tensor:
+        clock[0] += 0.25
+        return original(task, *batch)
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(ViTTask, "training_step", run)
+    short = "--trainer.limit_val_batches 0 --trainer.max_steps 45"
+    assert "training takes" not in console.printed(f"{LINE} {short}")[0]
+
+
 def test_no_estimate_without_an_end(console: Console, monkeypatch: Patch) -> None:
     monkeypatch.setattr(TimeEstimate.__init__, "__defaults__", (0.0,))
     endless = "--trainer.max_epochs -1 --trainer.max_time 00:00:00:01"

@@ -87,7 +87,7 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     Path("images/bad.png").write_bytes(b"not an image")
     console.refused(f"{line} images", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
-    assert "1 bad files skipped: images/bad.png" in out and len(predictions()) == 3
+    assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
 
 
 @pytest.mark.parametrize("name", ["d/asked.csv", "d/asked.jsonl"])
@@ -110,7 +110,7 @@ def test_predictions_of_images_in_a_table(name: str, best: Path, console: Consol
     Path("d/images/1.png").unlink()
     bad = f"{line} {name} --data.dataset.image_column photo"
     console.refused(bad, "d/images/1.png", "No such file", code=1)
-    assert "1 bad files skipped" in console.printed(f"{bad} --data.skip_bad true")[0]
+    assert "1 bad file skipped" in console.printed(f"{bad} --data.skip_bad true")[0]
     console.refused(f"{line} nowhere.csv", "nowhere.csv", "CSV")
 
 
