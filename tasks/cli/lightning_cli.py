@@ -17,7 +17,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.base import ResumableDataModule
 from datamodules.sources import choose_source
-from datamodules.utils.files import may_hold, write_text
+from datamodules.utils.files import may_hold
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.cli.app import App, load, program
@@ -35,9 +35,8 @@ from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
-from tasks.tracking.record import EvaluatedData, RunRecord, device_name, rounded
+from tasks.tracking.record import EvaluatedData, RunRecord, save_evaluation
 from tasks.tracking.report import (
-    evaluated_samples,
     limited_evaluation,
     print_results,
     print_skipped,
@@ -376,16 +375,8 @@ class TaskCLI(LightningCLI):
                     folder = Path(self.config.output)
                     make_folder(folder, "--output")
                     self.model.save_results(folder, split)
-                    seen, _ = evaluated_samples(self.trainer, self.datamodule, split)
-                    record = {
-                        "task": self.model.name,
-                        "command": self.invocation.command_line,
-                        "device": device_name(self.trainer.strategy.root_device),
-                        f"{split}_samples": seen,
-                        **found,
-                    }
-                    text = json.dumps(rounded(record), indent=2) + "\n"
-                    write_text(folder / f"{split}.json", text)
+                    command = self.invocation.command_line
+                    save_evaluation(folder, split, self.trainer, self.model, command, found)
                 print_skipped(self.datamodule)
                 print_results(found)
 

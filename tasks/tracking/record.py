@@ -312,3 +312,23 @@ class RunRecord(Callback):
         if self.lock:
             self.lock.close()
         return texts
+
+
+def save_evaluation(
+    folder: Path,
+    split: str,
+    trainer: pl.Trainer,
+    task: Task,
+    command: str,
+    metrics: Mapping[str, Any],
+) -> None:
+    """Write `test.json` or `val.json` of an evaluation of the split "test" or "val"."""
+    seen, _ = evaluated_samples(trainer, task.datamodule, split)
+    record = {
+        "task": task.name,
+        "command": command,
+        "device": device_name(trainer.strategy.root_device),
+        f"{split}_samples": seen,
+        **metrics,
+    }
+    write_text(folder / f"{split}.json", json.dumps(rounded(record), indent=2) + "\n")

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from tasks.errors import UsageError
-from tests.helpers.command import Console, Patch, run
+from tests.helpers.command import Console, Patch
 from tests.helpers.results import summary
 from tests.helpers.tiny import (
     SHORT,
@@ -396,12 +395,3 @@ def test_skip_bad_counts(console: Console) -> None:
     Path("images/test").symlink_to("train")
     out, _ = console.printed("test --ckpt_path r --data.path images")
     assert "skipped: images/test/cat/broken.jpg" in out
-
-
-def test_debug_shows_the_traceback() -> None:
-    with pytest.raises(UsageError, match="heads 7"):
-        run("fit --model.net.stack.heads 7 --debug")
-    with pytest.raises(UsageError, match="heads 7"):
-        run("fit --debug true --model.net.stack.heads 7")
-    assert run("fit --model.net.stack.heads 7 --debug false") == 2
-    assert list(Path().iterdir()) == []

@@ -20,6 +20,7 @@ from tasks.cli.help_screens import fitted
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen, main
 from tasks.cli.parsing import names_data
+from tasks.errors import UsageError
 from tasks.options import flat
 from tasks.vit.__main__ import APP
 from tests.helpers.command import ROOT, Console, Patch, environment, process, run
@@ -346,3 +347,12 @@ def test_garbage_is_collected_once_a_command_runs() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+def test_debug_shows_the_traceback() -> None:
+    with pytest.raises(UsageError, match="heads 7"):
+        run("fit --model.net.stack.heads 7 --debug")
+    with pytest.raises(UsageError, match="heads 7"):
+        run("fit --debug true --model.net.stack.heads 7")
+    assert run("fit --model.net.stack.heads 7 --debug false") == 2
+    assert list(Path().iterdir()) == []
