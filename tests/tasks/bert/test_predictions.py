@@ -34,7 +34,7 @@ def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> 
     line = f'predict --ckpt_path {best} --text "not bad at all" --text "bad, not good" --top_k 1'
     lines = console.printed(line, "bert")[0].splitlines()
     assert len(lines) == 2
-    assert all(re.fullmatch(r"(\w+) \(\1 [01]\.\d{4}\)", line) for line in lines)
+    assert all(re.fullmatch(r"label (\w+) \(probabilities: \1 [01]\.\d{4}\)", line) for line in lines)
     assert not Path("predictions.csv").exists()
     console.refused(line.replace("--top_k 1", "--top_k 0"), "--top_k", task="bert")
     console.refused(line.replace("--top_k 1", "--top_k 3"), "--top_k 3", "2 classes", task="bert")
@@ -45,7 +45,7 @@ def test_an_answer_is_printed_and_written(console: Console, best: Path) -> None:
     printed = console.printed(line, "bert")[0].splitlines()
     assert console.printed(f"{line} --output out.csv", "bert")[0].splitlines()[:1] == printed
     (row,) = csv.DictReader(Path("out.csv").read_text().splitlines())
-    assert row["text"] == "good" and printed[0].startswith(row["label"])
+    assert row["text"] == "good" and printed[0].startswith(f"label {row['label']} (")
 
 
 @pytest.mark.parametrize("other", ["link.csv", "./here/../lines.csv", "twin.csv"])
