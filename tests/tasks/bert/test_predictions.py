@@ -34,7 +34,8 @@ def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> 
     line = f'predict --ckpt_path {best} --text "not bad at all" --text "bad, not good" --top_k 1'
     lines = console.printed(line, "bert")[0].splitlines()
     assert len(lines) == 2
-    assert all(re.fullmatch(r"label (\w+) \(probabilities: \1 [01]\.\d{4}\)", line) for line in lines)
+    pattern = r"label (\w+) \(probabilities: \1 [01]\.\d{4}\)"
+    assert all(re.fullmatch(pattern, line) for line in lines)
     assert not Path("predictions.csv").exists()
     console.refused(line.replace("--top_k 1", "--top_k 0"), "--top_k", task="bert")
     console.refused(line.replace("--top_k 1", "--top_k 3"), "--top_k 3", "2 classes", task="bert")
