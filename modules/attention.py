@@ -1,5 +1,6 @@
 """Dot-product and additive attention, and the multi-head layers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.kernels.dropout import dropout as fast_dropout
-from modules.kernels.linear import Linear
+from modules.kernels.linear import Linear, linear
 from modules.kernels.upcast import upcast
 from modules.masks import NO_MASK, Mask
 from modules.rotation import Rotation
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # (B, H, N, D), (B, H, M, D) -> (B, H, N, M)
+OnWeights = Callable[[Tensor], Tensor | None]
 
 
 def attention(
@@ -23,23 +25,25 @@ def attention(
     mask: Mask = NO_MASK,
     dropout: float = 0.0,
     score_fn: ScoreFunction | None = None,
-    on_weights: Callable[[Tensor], None] | None = None,
+    on_weights: OnWeights | None = None,
 ) -> Tensor:
     """softmax(q k^T / sqrt(D)) v (Vaswani 2017, equation 1).
 
     Args:
         q: Queries (B, H, N, D).
         k: Keys (B, G, M, D); G divides H.
-        v: Values (B, G, M, D).
+        v: Values (B, G, M, V).
         mask: Who may attend to whom; a query that may attend to nothing gives zeros.
         dropout: Probability of dropping a weight.
         score_fn: Computes the scores before softmax; None: q k^T / sqrt(D).
-        on_weights: Called with the weights, (B, H, N, M), before dropout.
+        on_weights: Called with the weights, (B, H, N, M), before dropout; what it returns, unless
+            it is None, takes their place.
 
     Returns:
-        Weighted means of the values, (B, H, N, D).
+        Weighted means of the values, (B, H, N, V).
     """
-    sdpa_is_slow = dropout > 0 and q.device.type == "cpu"  # its fast kernel has no dropout there
+    # Its fast kernel for CPUs has no dropout, and no gradient of a bias.
+    sdpa_is_slow = q.device.type == "cpu" and (dropout > 0 or mask.has_learned_bias)
     if score_fn is None and on_weights is None and not sdpa_is_slow:
         grouped = k.shape[1] != q.shape[1]
         out = F.scaled_dot_product_attention(
@@ -49,29 +53,33 @@ def attention(
     queries_per_key = q.shape[1] // k.shape[1]
     if queries_per_key > 1:
         k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
-        v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
+        v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, V)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k)
     weights = mask.zero_masked_rows(mask.add_to(upcast(scores)).softmax(-1))
     if on_weights is not None:
-        on_weights(weights)
+        changed = on_weights(weights)
+        weights = weights if changed is None else changed
     return fast_dropout(weights.to(v.dtype), dropout) @ v
 
 
 class AttentionCache:
     """What one attention layer keeps between forward passes; the base class keeps nothing."""
 
-    on_weights: Callable[[Tensor], None] | None = None  # called with weights, (B, H, N, M)
+    on_weights: OnWeights | None = None  # as of `attention`
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B, G, N, D) each -> all that are attended to, (B, G, M, D) each."""
+        """New keys (B, G, N, D), values (B, G, N, V) -> all that are attended to, of M tokens."""
         return k, v
 
     def cached_context(self) -> tuple[Tensor, Tensor] | None:
-        """Keys and values of a context that was projected before, (B, G, M, D); None: none."""
+        """Keys (B, G, M, D), values (B, G, M, V) of a context projected before; None: none."""
         return None
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor | None:
-        """Attention of queries (B, H, N, D) to what is kept; None: use `attention`."""
+        """Attention of queries (B, H, N, D) to what is kept, in generation, so without dropout.
+
+        None: there is no faster way than `attention`.
+        """
         return None
 
 
@@ -85,7 +93,8 @@ class MultiHeadAttention(nn.Module):
         width: Size E of the tokens' vectors.
         heads: Number H of heads.
         kv_heads: Number G of key/value heads; None: H.
-        head_dim: Size D of a head; None: E / H.
+        head_dim: Size D of a head, or a pair: D of its queries and keys, V of its values (d_k and
+            d_v of Vaswani 2017, section 3.2.2); None: E / H.
         context_width: Size of the context's vectors in cross-attention; None: self-attention.
         qkv_bias: Biases of queries, keys and values.
         bias: A bias of the output.
@@ -101,7 +110,7 @@ class MultiHeadAttention(nn.Module):
         width: int,
         heads: int,
         kv_heads: int | None = None,
-        head_dim: int | None = None,
+        head_dim: int | tuple[int, int] | None = None,
         context_width: int | None = None,
         qkv_bias: bool = True,
         bias: bool = True,
@@ -111,11 +120,14 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
-        self.head_dim = width // heads if head_dim is None else head_dim
+        head_dim = width // heads if head_dim is None else head_dim
+        sizes = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)
+        self.head_dim, self.value_dim = sizes
         self.dropout = dropout
         self.is_cross = context_width is not None
         inner = self.heads * self.head_dim
-        kv_inner = 2 * self.kv_heads * self.head_dim
+        self.kv_widths = (self.kv_heads * self.head_dim, self.kv_heads * self.value_dim)
+        kv_inner = sum(self.kv_widths)
         if context_width is None:
             self.qkv = Linear(width, inner + kv_inner, bias=qkv_bias)
         else:
@@ -123,7 +135,7 @@ class MultiHeadAttention(nn.Module):
             self.key_value = Linear(context_width, kv_inner, bias=qkv_bias)
         self.q_norm = qk_norm(self.head_dim)
         self.k_norm = qk_norm(self.head_dim)
-        self.output = Linear(inner, width, bias=bias)
+        self.output = Linear(self.heads * self.value_dim, width, bias=bias)
 
     def forward(
         self,
@@ -143,7 +155,7 @@ class MultiHeadAttention(nn.Module):
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
         """
-        q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, D)
+        q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:
             q = rotary(q)
             k = rotary(k)
@@ -152,33 +164,108 @@ class MultiHeadAttention(nn.Module):
         if out is None:
             dropout = self.dropout if self.training else 0.0
             out = attention(q, k, v, mask, dropout, self.score_fn, cache.on_weights)
-        out = out.transpose(1, 2).flatten(2)  # (B, H, N, D) -> (B, N, H D)
+        out = out.transpose(1, 2).flatten(2)  # (B, H, N, V) -> (B, N, H V)
         return self.output(out)
 
     def project(
         self, x: Tensor, context: Tensor | None, cache: AttentionCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (B, H, N, D), keys and values (B, G, M, D) each; arguments as `forward`."""
+        """Queries (B, H, N, D), keys (B, G, M, D), values (B, G, M, V); arguments as `forward`."""
         if (context is not None) != self.is_cross:
             raise ValueError(
                 "Cross-attention needs a context and self-attention takes none; see context_width."
             )
         if context is None:
-            kv_width = self.kv_heads * self.head_dim
-            sizes = (self.heads * self.head_dim, kv_width, kv_width)
-            q, k, v = self.qkv(x).split(sizes, dim=-1)  # (B, N, H D), (B, N, G D), (B, N, G D)
-            q = self.q_norm(self.split_heads(q))
+            sizes = (self.heads * self.head_dim, *self.kv_widths)
+            q, k, v = self.qkv(x).split(sizes, dim=-1)  # (B, N, H D), (B, N, G D), (B, N, G V)
+            q = self.q_norm(split_heads(q, self.heads))
         else:
-            q = self.q_norm(self.split_heads(self.query(x)))
+            q = self.q_norm(split_heads(self.query(x), self.heads))
             cached = cache.cached_context()
             if cached is not None:
                 return q, *cached
-            k, v = self.key_value(context).chunk(2, dim=-1)  # (B, M, G D) each
-        return q, self.k_norm(self.split_heads(k)), self.split_heads(v)
+            k, v = self.key_value(context).split(self.kv_widths, -1)  # (B, M, G D), (B, M, G V)
+        k = self.k_norm(split_heads(k, self.kv_heads))
+        return q, k, split_heads(v, self.kv_heads)
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """(B, N, heads x D) -> (B, heads, N, D), a view."""
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, N, heads x size) -> (B, heads, N, size), a view."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+class UnscaledAttention(MultiHeadAttention):
+    """softmax(q k^T) v, without the factor 1 / sqrt(D) (Luong 2015, equation 8, "dot").
+
+    Arguments as `MultiHeadAttention`. The larger D, the larger the scores, and the smaller the
+    gradients of the softmax (Vaswani 2017, section 3.2.1).
+    """
+
+    def project(
+        self, x: Tensor, context: Tensor | None, cache: AttentionCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As in the base class, with queries times sqrt(D), which `attention` divides by."""
+        q, k, v = super().project(x, context, cache)
+        return q * self.head_dim**0.5, k, v
+
+
+class BilinearAttention(UnscaledAttention):
+    """softmax(q W k^T) v with a matrix W of each head (Luong 2015, equation 8, "general").
+
+    Arguments as `MultiHeadAttention`. W starts with std 1 / D, so that scores first have the
+    variance of q k^T / sqrt(D). Rotary positions turn q W.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        shape = (self.heads, self.head_dim, self.head_dim)
+        self.bilinear = nn.Parameter(torch.randn(shape) / self.head_dim)
+
+    def project(
+        self, x: Tensor, context: Tensor | None, cache: AttentionCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As in the base class, with queries times W."""
+        q, k, v = super().project(x, context, cache)
+        return q @ self.bilinear, k, v  # (B, H, N, D) x (H, D, D) -> (B, H, N, D)
+
+
+class NoKeyBias(Linear):
+    """The joint projection of queries, keys and values, of which keys have no bias."""
+
+    def __init__(self, width: int, query_width: int, key_width: int, value_width: int) -> None:
+        super().__init__(width, query_width + key_width + value_width, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(query_width))
+        self.v_bias = nn.Parameter(torch.zeros(value_width))
+        self.key_width = key_width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., K) -> (..., N)."""
+        none = self.q_bias.new_zeros(self.key_width)
+        return linear(x, self.weight, torch.cat((self.q_bias, none, self.v_bias)))
+
+
+class CosineAttention(MultiHeadAttention):
+    """softmax(s cos(q, k)) v with a learned scale s of each head (Liu 2022, equation 2).
+
+    Arguments as `MultiHeadAttention`. The scale starts at 10 and is at most 100. Keys have no bias
+    in self-attention.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.log_scale = nn.Parameter(torch.full((self.heads, 1, 1), math.log(10)))
+        if not self.is_cross and self.qkv.bias is not None:
+            inner = self.heads * self.head_dim
+            self.qkv = NoKeyBias(self.qkv.in_features, inner, *self.kv_widths)
+
+    def project(
+        self, x: Tensor, context: Tensor | None, cache: AttentionCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As in the base class, with queries of length s sqrt(D) and keys of length 1."""
+        q, k, v = super().project(x, context, cache)
+        scale = self.log_scale.clamp(max=math.log(100)).exp() * self.head_dim**0.5  # (H, 1, 1)
+        length = q.norm(dim=-1, keepdim=True).clamp(min=1e-12)  # (B, H, N, 1)
+        return q * (scale / length), F.normalize(k, dim=-1), v
 
 
 class AdditiveAttention(MultiHeadAttention):
@@ -202,5 +289,8 @@ class AdditiveAttention(MultiHeadAttention):
 
 ATTENTIONS: dict[str, type[MultiHeadAttention]] = {
     "dot": MultiHeadAttention,
+    "unscaled": UnscaledAttention,
+    "bilinear": BilinearAttention,
     "additive": AdditiveAttention,
+    "cosine": CosineAttention,
 }

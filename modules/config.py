@@ -2,22 +2,34 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal, NamedTuple, TypeVar
 
-NormName = Literal["layernorm", "rmsnorm"]
-FeedForwardName = Literal[
-    "relu", "relu2", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh"
-]
-OrderName = Literal["pre", "post", "parallel"]
-AttentionName = Literal["dot", "additive"]
-InitName = Literal["trunc_normal", "xavier", "gpt2", "zero_residual"]
-StemName = Literal["patch", "conv", "convpool", "resnet"]
-PoolName = Literal["cls", "mean", "max", "attention"]
-PoolerName = Literal["none", "tanh", "relu"]
+# The library's entries of each family of variants; entries of your own are strings, too.
+NormName = Literal["layernorm", "rmsnorm", "batchnorm", "none"] | str
+FeedForwardName = (
+    Literal[
+        "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "swiglu", "geglu", "geglu_tanh"
+    ]
+    | str
+)
+OrderName = Literal["pre", "post", "parallel", "res_post", "no_residual", "cct", "mixer"] | str
+AttentionName = Literal["dot", "unscaled", "bilinear", "additive", "cosine"] | str
+InitName = Literal["trunc_normal", "xavier", "kaiming", "gpt2", "zero_residual"] | str
+ImageArchitectureName = Literal["vit", "swin"]
+StemName = Literal["patch", "conv", "convpool", "cct", "resnet", "hybrid"] | str
+PoolName = Literal["cls", "mean", "max", "attention", "sequence", "flatten"] | str
+PoolerName = Literal["none", "tanh", "relu"] | str
 
 GATED = ("swiglu", "geglu", "geglu_tanh")
 Value = TypeVar("Value")
-SIZES = ("width", "depth", "heads", "kv_heads", "head_dim", "mlp_width", "context_width")
+HEAD_SIZES = ("heads", "kv_heads", "head_dim", "value_dim")
+SIZES = ("width", "depth", *HEAD_SIZES, "mlp_width", "token_mlp_width", "context_width")
+ATTENTION_OPTIONS = (  # of `StackConfig`, which blocks without attention do not have
+    *HEAD_SIZES[1:],
+    *("attention", "qkv_bias", "qk_norm", "attention_dropout"),
+    *("causal", "conv_kernel", "cross_attention"),
+)
 MAX_DEPTH = 1000  # blocks; published models have up to 200
 
 
@@ -33,8 +45,10 @@ def default(value: Value | None, otherwise: Value) -> Value:
 
 
 def check_choice(option: str, name: str, choices: Collection[str]) -> None:
-    """Raises `ValueError` with all choices unless `name` is one of them."""
-    require(name in choices, f'{option} is "{name}"; choose one of {", ".join(choices)}.')
+    """Raises `ValueError` with all choices, and the nearest, unless `name` is one of them."""
+    near = get_close_matches(name, choices, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    require(name in choices, f'{option} is "{name}"; choose one of {", ".join(choices)}{hint}.')
 
 
 def variant(option: str, name: str, family: Mapping[str, Value]) -> Value:
@@ -64,8 +78,10 @@ class ResolvedOptions(NamedTuple):
     """Options of `StackConfig` that may be null, with what null stands for."""
 
     head_dim: int
+    value_dim: int
     kv_heads: int
     mlp_width: int
+    token_mlp_width: int
     mlp_bias: bool
     mlp_dropout: float
     final_norm: bool
@@ -82,15 +98,26 @@ class StackConfig:
         kv_heads: Number G of key/value heads, shared by groups of query heads (Ainslie 2023);
             null: `heads`.
         head_dim: Size D of a head; null: `width` / `heads`.
+        value_dim: Size of a head's values if it is not that of its queries and keys; null: D.
         mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate
             8/3 x width rounded up to a multiple of 8.
-        attention: Kind of attention: "dot" (Vaswani 2017) or "additive" (Bahdanau 2015).
+        token_mlp_width: Hidden size of the perceptron over tokens, with order "mixer"; null:
+            `width` / 2.
+        attention: Scores of keys k for a query q: "dot", q k / sqrt(D) (Vaswani 2017), "unscaled",
+            q k, "bilinear", q W k (Luong 2015), "additive", w tanh(q + k) (Bahdanau 2015), or
+            "cosine", s cos(q, k) (Liu 2022).
         feedforward: Activation of the feed-forward part; "relu2" is ReLU squared (So 2021);
             "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
-        norm: Kind of normalisation: "layernorm" (Ba 2016) or "rmsnorm" (Zhang 2019).
+        norm: Kind of normalisation: "layernorm" (Ba 2016), "rmsnorm" (Zhang 2019), "batchnorm"
+            (Ioffe 2015; in training over all tokens of the batch, padding and later ones, too) or
+            "none".
         norm_eps: Constant added to the variance inside the norms.
         order: Block layout: "pre" (norm before each sub-layer), "post" (norm after each residual
-            sum) or "parallel" (attention and feed-forward read one normed input, Dehghani 2023).
+            sum), "parallel" (attention and feed-forward read one normed input, Dehghani 2023),
+            "res_post" (norm at the end of each sub-layer, Liu 2022), "no_residual" (as "pre",
+            without the residual sums), "cct" (as "pre", but the second norm is on the residual
+            sum, Hassani 2021) or "mixer" (as "pre", with a perceptron over tokens in place of
+            attention, Tolstikhin 2021; vit only).
         final_norm: A norm after the last block; null: yes, unless the order is "post", which ends
             with one already.
         bias: Biases in output projections, feed-forward and norms.
@@ -113,8 +140,9 @@ class StackConfig:
         context_width: Vector size of those other tokens; null: `width`.
         checkpoint_activations: Recompute activations in the backward pass: less memory, about a
             third more time.
-        init: Start values of the weights: "trunc_normal" (std 0.02), "xavier", "gpt2" (smaller
-            for residual layers) or "zero_residual" (zero for residual layers).
+        init: Start values of the weights: "trunc_normal" (std 0.02), "xavier", "kaiming" (He
+            2015), "gpt2" (smaller for residual layers) or "zero_residual" (zero for residual
+            layers).
     """
 
     width: int = 192
@@ -122,7 +150,9 @@ class StackConfig:
     heads: int = 3
     kv_heads: int | None = None
     head_dim: int | None = None
+    value_dim: int | None = None
     mlp_width: int | None = None
+    token_mlp_width: int | None = None
     attention: AttentionName = "dot"
     feedforward: FeedForwardName = "gelu"
     norm: NormName = "layernorm"
@@ -168,7 +198,19 @@ class StackConfig:
             self.conv_kernel is None or self.conv_kernel >= 2,
             f"conv_kernel is {self.conv_kernel}; give null, or 2 or more.",
         )
+        require(
+            self.order != "no_residual" or (self.drop_path == 0 and self.init != "zero_residual"),
+            'order "no_residual" passes on nothing but the results of sub-layers, which drop_path '
+            'and init "zero_residual" make zero; leave these out, or choose another order.',
+        )
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
+        if self.order == "mixer":
+            unused = [o for o in ATTENTION_OPTIONS if getattr(self, o) != getattr(StackConfig, o)]
+            require(not unused, f'order "mixer" has no attention; leave {", ".join(unused)} out.')
+        require(
+            self.token_mlp_width is None or self.order == "mixer",
+            'token_mlp_width is of order "mixer" only; choose this order or leave it out.',
+        )
 
     @property
     def resolved(self) -> ResolvedOptions:
@@ -177,10 +219,13 @@ class StackConfig:
             mlp_width = (8 * self.width // 3 + 7) // 8 * 8
         else:
             mlp_width = 4 * self.width
+        head_dim = default(self.head_dim, self.width // self.heads)
         return ResolvedOptions(
-            head_dim=default(self.head_dim, self.width // self.heads),
+            head_dim=head_dim,
+            value_dim=default(self.value_dim, head_dim),
             kv_heads=default(self.kv_heads, self.heads),
             mlp_width=default(self.mlp_width, mlp_width),
+            token_mlp_width=default(self.token_mlp_width, max(1, self.width // 2)),
             mlp_bias=default(self.mlp_bias, self.bias),
             mlp_dropout=default(self.mlp_dropout, self.dropout),
             final_norm=default(self.final_norm, self.order != "post"),

@@ -50,11 +50,20 @@ class ReLUSquared(nn.Module):
         return F.relu(x).square()
 
 
+class QuickGELU(nn.Module):
+    """x * sigmoid(1.702 x), an approximation of GELU (Hendrycks 2016, section 2)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, F) -> (B, N, F)."""
+        return x * (1.702 * x).sigmoid()
+
+
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "relu2": ReLUSquared,
     "gelu": nn.GELU,
     "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "quick_gelu": QuickGELU,
     "silu": nn.SiLU,
     "swiglu": nn.SiLU,
     "geglu": nn.GELU,

@@ -54,3 +54,10 @@ POOLERS: dict[str, Callable[[int, float], nn.Module]] = {
     "tanh": Pooler,
     "relu": partial(Pooler, activation=nn.ReLU),
 }
+
+
+class PixelHead(Linear):
+    """The last layer of a masked autoencoder, to the pixels of a patch: (..., E) -> (..., C P P).
+
+    A class of its own, so that the optimizer knows an output layer.
+    """

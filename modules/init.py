@@ -28,6 +28,11 @@ def xavier(weight: Tensor, residual_scale: float) -> None:
     nn.init.xavier_uniform_(weight)
 
 
+def kaiming(weight: Tensor, residual_scale: float) -> None:
+    """Normal with variance 2 / inputs, which ReLU keeps (He 2015, equation 10)."""
+    nn.init.kaiming_normal_(weight, nonlinearity="relu")
+
+
 def gpt2(weight: Tensor, residual_scale: float) -> None:
     """Normal with std 0.02, smaller where the result joins the residual stream (Radford 2019)."""
     nn.init.normal_(weight, std=0.02 * residual_scale)
@@ -47,6 +52,7 @@ def zero_residual(weight: Tensor, residual_scale: float) -> None:
 INITS: dict[str, Callable[[Tensor, float], None]] = {
     "trunc_normal": trunc_normal,
     "xavier": xavier,
+    "kaiming": kaiming,
     "gpt2": gpt2,
     "zero_residual": zero_residual,
 }

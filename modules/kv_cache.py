@@ -35,8 +35,9 @@ class KVCache(StackCache):
         self.config = config
         self.max_length = max_length
         sizes = config.resolved
-        shape = (config.depth, 2, batch, sizes.kv_heads, max_length, sizes.head_dim)
-        self.data = torch.empty(shape, device=device, dtype=dtype)
+        shape = (config.depth, batch, sizes.kv_heads, max_length)
+        self.keys = torch.empty(*shape, sizes.head_dim, device=device, dtype=dtype)
+        self.values = torch.empty(*shape, sizes.value_dim, device=device, dtype=dtype)
         earlier = (config.conv_kernel or 1) - 1
         conv_shape = (config.depth, 2, batch, earlier, config.width)
         self.conv_inputs = torch.empty(conv_shape, device=device, dtype=dtype)
@@ -67,7 +68,8 @@ class KVCache(StackCache):
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
         convs = [LastTokens(inputs) for inputs in self.conv_inputs[index]]
-        return BlockCache(KVLayerCache(self, *self.data[index]), self.contexts[index], *convs)
+        layer = KVLayerCache(self, self.keys[index], self.values[index])
+        return BlockCache(layer, self.contexts[index], *convs)
 
     def add_tokens(
         self, tokens: Tensor, padding_mask: Tensor | None, positions: Tensor | None
@@ -114,12 +116,13 @@ class KVCache(StackCache):
 
     def select(self, rows: Tensor) -> "KVCache":
         """A new cache of the rows at the indices `rows`, (R,), which may repeat."""
-        other = KVCache(self.config, len(rows), self.max_length, self.data.device, self.data.dtype)
+        keys = self.keys
+        other = KVCache(self.config, len(rows), self.max_length, keys.device, keys.dtype)
         other.length = self.length
         other.per_row_positions = self.per_row_positions
         other.has_padding = self.has_padding
-        filled = self.data[..., : self.length, :]
-        other.data[..., : self.length, :] = filled.index_select(2, rows)
+        for old, new in ((self.keys, other.keys), (self.values, other.values)):
+            new[..., : self.length, :] = old[..., : self.length, :].index_select(1, rows)
         other.conv_inputs = self.conv_inputs.index_select(2, rows)
         other.positions = self.positions[rows]
         other.padding_mask = self.padding_mask[rows]
@@ -128,7 +131,7 @@ class KVCache(StackCache):
 
 
 class KVLayerCache(AttentionCache):
-    """One layer's part of a cache: keys and values, (B, G, max_length, D) each."""
+    """One layer's part of a cache: keys (B, G, max_length, D), values (B, G, max_length, V)."""
 
     def __init__(self, cache: KVCache, keys: Tensor, values: Tensor) -> None:
         self.cache = cache
@@ -136,7 +139,7 @@ class KVLayerCache(AttentionCache):
         self.values = values
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B, G, N, D) each -> views of all, (B, G, M, D) each."""
+        """New keys (B, G, N, D), values (B, G, N, V) -> views of those of all M tokens."""
         length = self.cache.length
         self.keys[:, :, self.cache.past : length] = k
         self.values[:, :, self.cache.past : length] = v
@@ -157,7 +160,7 @@ class LastTokens(ConvCache):
 
 
 class ContextCache(AttentionCache):
-    """Keys and values of the context of one layer's cross-attention, (B, G, M, D) each.
+    """Keys (B, G, M, D) and values (B, G, M, V) of the context of one layer's cross-attention.
 
     `pair` is None before they are projected.
     """
@@ -170,7 +173,7 @@ class ContextCache(AttentionCache):
         return self.pair
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps keys and values, (B, G, M, D) each, contiguous."""
+        """Keeps keys (B, G, M, D) and values (B, G, M, V), contiguous."""
         self.pair = (k.contiguous(), v.contiguous())
         return self.pair
 

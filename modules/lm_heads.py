@@ -56,25 +56,26 @@ class NextTokenModel(nn.Module):
 class MaskedLMHead(nn.Module):
     """tokens(norm(activation(dense(x)))): (S, E) -> (S, V) (Devlin 2019).
 
-    `bias` is for the dense layer; each token has one in any case.
+    The dense layer maps vectors of size `width` to the embedding's, which may be narrower (Lan
+    2020). `bias` is for this layer; each token has one in any case.
     """
 
     def __init__(
         self,
         embedding: TokenEmbedding,
+        width: int,
         norm: Callable[[int], nn.Module],
         activation: Callable[[], nn.Module],
         bias: bool = True,
     ) -> None:
         super().__init__()
-        width = embedding.embedding_dim
-        self.dense = Linear(width, width, bias=bias)
+        self.dense = Linear(width, embedding.embedding_dim, bias=bias)
         self.activation = activation()
-        self.norm = norm(width)
+        self.norm = norm(embedding.embedding_dim)
         self.tokens = TokenHead(embedding, bias=True)
 
     def transform(self, x: Tensor) -> Tensor:
-        """(S, E) -> (S, E), before the product with the table."""
+        """(S, E) -> (S, embedding width), before the product with the table."""
         return self.norm(self.activation(self.dense(x)))
 
     def forward(self, x: Tensor) -> Tensor:

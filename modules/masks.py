@@ -74,6 +74,11 @@ class Mask:
         )
 
     @property
+    def has_learned_bias(self) -> bool:
+        """Whether the bias needs a gradient."""
+        return self.bias_and_mask is not None and self.bias_and_mask.requires_grad
+
+    @property
     def is_causal(self) -> bool:
         """Whether SDPA has to add the triangle itself."""
         return self.causal and self.bias_and_mask is None

@@ -1,4 +1,4 @@
-"""Normalisation of each token's vector."""
+"""Normalisation of the tokens' vectors."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,32 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-NORMS: dict[str, Callable[..., nn.Module]] = {"layernorm": LayerNorm, "rmsnorm": RMSNorm}
+class BatchNorm(nn.Module):
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, over all vectors (Ioffe 2015, alg. 1).
+
+    In training, mean and variance of each channel are those of all vectors of the batch and the
+    process (`--trainer.sync_batchnorm true`: of all processes), in evaluation their running means.
+    Padding counts, and so do later tokens: a decoder sees a little of them in training. If weights
+    have 16 bits (bf16-true), a CPU rounds the means to 16 bits, too.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width, eps)
+        if not bias:
+            self.norm.register_parameter("bias", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., E) -> the same shape."""
+        return self.norm(x.reshape(-1, x.shape[-1])).view(x.shape)  # (vectors, E) -> (..., E)
+
+
+NORMS: dict[str, Callable[..., nn.Module]] = {
+    "layernorm": LayerNorm,
+    "rmsnorm": RMSNorm,
+    "batchnorm": BatchNorm,
+    "none": nn.Identity,
+}
 
 
 def norm_factory(config: StackConfig) -> Callable[[int], nn.Module]:

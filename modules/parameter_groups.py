@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import nn
 
-from modules.heads import ClassifierHead
+from modules.heads import ClassifierHead, PixelHead
 from modules.patch_embedding import PatchEmbedding
 
 Role = Literal["matrix", "table", "scalar"]
@@ -17,14 +17,14 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     - "matrix": weights of hidden linear layers and convolutions; for Muon, with weight decay.
     - "table": weights of input and output layers: convolutions of pixels, embeddings, classifiers;
       for AdamW, with weight decay.
-    - "scalar": all others: biases, norms, scales, positions, class and register tokens, learned
+    - "scalar": all others: biases, norms, scales, positions, class tokens and the like, learned
       queries; for AdamW, without weight decay.
     """
     ends: set[int] = set()  # the first and last layers
     for module in net.modules():
         if isinstance(module, PatchEmbedding):
             ends.add(id(next(m for m in module.modules() if isinstance(m, nn.Conv2d))))
-        elif isinstance(module, ClassifierHead):
+        elif isinstance(module, ClassifierHead | PixelHead):
             ends |= {id(part) for part in module.modules()}
     roles: dict[int, Role] = {}
     for module in net.modules():

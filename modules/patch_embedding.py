@@ -6,10 +6,25 @@ from functools import partial
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import StemName, require, variant
+from modules.config import StemName, check_choice, require, variant
 from modules.kernels.linear import linear
+
+
+def cut_patches(images: Tensor, size: int) -> Tensor:
+    """Pixels of P x P patches, row by row: (B, C, H, W) -> (B, N, C P P), with P = `size`."""
+    patches = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, H', P, W', P)
+    patches = patches.permute(0, 2, 4, 1, 3, 5)  # (B, H', W', C, P, P)
+    return patches.flatten(3).flatten(1, 2)  # (B, N, C P P)
+
+
+def join_patches(patches: Tensor, grid: tuple[int, int], size: int) -> Tensor:
+    """Undoes `cut_patches`: (B, N, C P P) -> (B, C, H, W)."""
+    pixels = patches.unflatten(2, (-1, size, size)).unflatten(1, grid)  # (B, H', W', C, P, P)
+    pixels = pixels.permute(0, 3, 1, 4, 2, 5)  # (B, C, H', P, W', P)
+    return pixels.flatten(4).flatten(2, 3)  # (B, C, H, W)
 
 
 class PatchStem(nn.Module):
@@ -21,11 +36,49 @@ class PatchStem(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, E), as one matrix product: faster than a convolution."""
-        size = self.conv.stride[0]
-        patches = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))  # (B, C, H', P, W', P)
-        patches = patches.permute(0, 2, 4, 1, 3, 5)  # (B, H', W', C, P, P)
-        rows = patches.flatten(3).flatten(1, 2)  # (B, N, C P P)
+        # The same: self.conv(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
+        rows = cut_patches(images, self.conv.stride[0])  # (B, N, C P P)
         return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
+
+
+def resize_patches(weight: Tensor, size: int) -> Tensor:
+    """Filters for patches of another size: (E, C, P, P) -> (E, C, size, size).
+
+    Their products with larger patches, resized by bicubic interpolation, are those of the old
+    filters with the patches as they were; with smaller ones as nearly as possible (FlexiViT, Beyer
+    2023, section 3.4).
+    """
+    old = weight.shape[-1]
+    if old == size:
+        return weight
+    pixels = torch.eye(old * old).unflatten(1, (1, old, old))  # (P², 1, P, P)
+    resized = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
+    inverse = torch.linalg.pinv(resized.flatten(1).T)  # of (size², P²): (P², size²)
+    filters = weight.detach().cpu().float().flatten(2) @ inverse  # (E, C, size²)
+    return filters.unflatten(2, (size, size)).to(weight)  # (E, C, size, size)
+
+
+def check_patches(image_size: int, patch_size: int, stem: StemName) -> None:
+    """Raises `ValueError` unless patches fill the images, and a stem can make them."""
+    fitting = image_size // patch_size * patch_size
+    choices = " or ".join(str(size) for size in (fitting, fitting + patch_size) if size)
+    require(
+        image_size == fitting,
+        f"image_size {image_size} is not a multiple of patch_size {patch_size}; {choices} would "
+        "fit.",
+    )
+    check_choice("stem", stem, STEMS)
+    power_of_two = patch_size > 1 and patch_size & (patch_size - 1) == 0
+    require(
+        stem in ("patch", "hybrid") or power_of_two,
+        f'stem "{stem}" halves the image step by step, so patch_size {patch_size} must be 2, 4, 8, '
+        "...",
+    )
+    require(
+        stem != "hybrid" or patch_size % 4 == 0,
+        f'stem "hybrid" makes the image 4 times smaller first, so patch_size {patch_size} must be '
+        "4, 8, 12, ...",
+    )
 
 
 def channel_steps(channels: int, width: int, patch: int) -> list[int]:
@@ -37,8 +90,8 @@ def channel_steps(channels: int, width: int, patch: int) -> list[int]:
 class ConvStem(nn.Module):
     """3 x 3 convolutions with GroupNorm and ReLU, each of which halves the image.
 
-    By stride 2, with a last 1 x 1 convolution (Xiao 2021), or with `pool` by 2 x 2 max pools
-    (Hassani 2021). Channels double at each step, up to E; `patch`, the pixels between tokens, is a
+    By stride 2, with a last 1 x 1 convolution (Xiao 2021), or with `pool` by 2 x 2 max pools.
+    Channels double at each step, up to E; `patch`, the pixels between tokens, is a
     power of two.
     """
 
@@ -60,6 +113,28 @@ class ConvStem(nn.Module):
         """(B, C, H, W) -> (B, N, E)."""
         if self.pool:  # channels last in memory halve the time on CPUs
             images = images.contiguous(memory_format=torch.channels_last)
+        return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
+
+
+class CCTStem(nn.Module):
+    """3 x 3 convolutions, each with ReLU and a 3 x 3 max pool of stride 2 (Hassani 2021).
+
+    Without biases; of 64 channels, and E after the last. `patch`, the pixels between tokens, is a
+    power of two, and says how many there are.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__()
+        steps = int(math.log2(patch))
+        layers: list[nn.Module] = []
+        for before, after in pairwise([channels, *[64] * (steps - 1), width]):
+            layers.append(nn.Conv2d(before, after, 3, padding=1, bias=False))
+            layers += [nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, E)."""
+        images = images.contiguous(memory_format=torch.channels_last)  # faster on CPUs
         return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
@@ -104,11 +179,45 @@ class ResidualStem(nn.Module):
         return self.layers(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
+class StandardizedConv(nn.Conv2d):
+    """A convolution whose filters are normalised to mean 0 and variance 1 (Qiao 2019)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C', H', W')."""
+        filters = self.weight.flatten(1)  # (C', C K K)
+        filters = F.layer_norm(filters, filters.shape[1:], eps=1e-8).view_as(self.weight)
+        return F.conv2d(x, filters, self.bias, self.stride, self.padding)
+
+
+class HybridStem(nn.Module):
+    """The first layers of a ResNet-v2, then patches of what they give (Dosovitskiy 2021).
+
+    A 7 x 7 convolution of stride 2, GroupNorm, ReLU and a 3 x 3 max pool of stride 2 (Kolesnikov
+    2020), padded on the right as TensorFlow does. `patch`, the pixels between tokens, is a multiple
+    of 4.
+    """
+
+    def __init__(self, channels: int, width: int, patch: int) -> None:
+        super().__init__()
+        self.first = StandardizedConv(channels, 64, 7, stride=2, bias=False)
+        self.norm = nn.GroupNorm(32, 64)
+        self.pool = nn.MaxPool2d(3, 2, ceil_mode=True)  # the last windows are cut
+        self.conv = nn.Conv2d(64, width, patch // 4, stride=patch // 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, N, E)."""
+        x = self.first(F.pad(images, (2, 3, 2, 3)))  # (B, 64, H / 2, W / 2)
+        x = self.pool(F.relu(self.norm(x)))  # (B, 64, H / 4, W / 4)
+        return self.conv(x).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
+
+
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": PatchStem,
     "conv": ConvStem,
     "convpool": partial(ConvStem, pool=True),
+    "cct": CCTStem,
     "resnet": ResidualStem,
+    "hybrid": HybridStem,
 }
 
 
@@ -133,7 +242,7 @@ class PatchEmbedding(nn.Module):
 
 
 class PrefixTokens(nn.Module):
-    """P learned vectors before the others: class token first, then registers (Darcet 2024)."""
+    """P learned vectors before the others: class token, distillation token, registers."""
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()

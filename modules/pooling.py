@@ -1,9 +1,13 @@
 """Many vectors to one: (B, N, E) -> (B, E); `padding_mask` (B, N) is False at padding."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.attention import MultiHeadAttention
+from modules.config import require
+from modules.kernels.linear import Linear
+from modules.kernels.upcast import upcast
 from modules.masks import padding
 
 
@@ -14,11 +18,15 @@ def masked_mean(x: Tensor, padding_mask: Tensor) -> Tensor:
 
 
 class Pooling(nn.Module):
-    """Base of poolings of vectors of size `width`; `heads` is for attention."""
+    """Base of poolings of vectors of size `width`.
+
+    `heads` is for attention, `length`, the largest number of vectors, for flattening.
+    """
 
     patches_only = True  # in a ViT without class and register tokens
+    any_length = True  # False: no more than `length` vectors
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, length: int) -> None:
         super().__init__()
 
 
@@ -54,8 +62,8 @@ class MaxPooling(Pooling):
 class AttentionPooling(Pooling):
     """Attention from one learned query to all vectors (Lee 2019)."""
 
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__(width, heads, length)
         self.query = nn.Parameter(torch.randn(1, 1, width) * width**-0.5)
         self.attention = MultiHeadAttention(width, heads, context_width=width)
 
@@ -65,9 +73,54 @@ class AttentionPooling(Pooling):
         return self.attention(query, x, padding(padding_mask))[:, 0]  # (B, 1, E) -> (B, E)
 
 
+class SequencePooling(Pooling):
+    """Mean of the vectors by learned weights, softmax(w . x) (Hassani 2021, section 3.2)."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__(width, heads, length)
+        self.score = Linear(width, 1, bias=False)  # softmax would take a bias out again
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E)."""
+        scores = upcast(self.score(x))  # (B, N, 1)
+        if padding_mask is not None:
+            scores = scores.masked_fill(~padding_mask[..., None], torch.finfo(scores.dtype).min)
+            x = x.masked_fill(~padding_mask[..., None], 0.0)
+        return (scores.softmax(1).to(x.dtype).mT @ x)[:, 0]  # (B, 1, N) @ (B, N, E) -> (B, E)
+
+
+class FlattenPooling(Pooling):
+    """W [x_1; ...; x_L] + b: a linear map of all vectors, one after the other, for L = `length`.
+
+    Padding counts as zeros, also that up to L. As perceptrons on images do; unlike the other
+    poolings it knows where each vector is.
+    """
+
+    any_length = False
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__(width, heads, length)
+        self.length = length
+        self.linear = Linear(length * width, width)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """(B, N, E) -> (B, E); `ValueError` if N is more than L."""
+        require(
+            x.shape[1] <= self.length,
+            f'pool "flatten" takes {self.length} tokens at most, not {x.shape[1]}; shorten the '
+            "sequence, or raise max_length.",
+        )
+        if padding_mask is not None:
+            x = x.masked_fill(~padding_mask[..., None], 0.0)
+        x = F.pad(x, (0, 0, 0, self.length - x.shape[1]))  # (B, L, E)
+        return self.linear(x.flatten(1))  # (B, L E) -> (B, E)
+
+
 POOLINGS: dict[str, type[Pooling]] = {
     "cls": ClassTokenPooling,
     "mean": MeanPooling,
     "max": MaxPooling,
     "attention": AttentionPooling,
+    "sequence": SequencePooling,
+    "flatten": FlattenPooling,
 }

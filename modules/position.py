@@ -6,7 +6,7 @@ are arguments, so that packed documents can restart at 0 and cached ones can be 
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from modules.config import StackConfig, default, require, variant
 from modules.masks import is_cheap_to_read
 from modules.rotary_scaling import RotaryScaling
 from modules.rotation import Rotation
-from modules.schema import checked
+from modules.schema import check_value
 
 
 def grid_positions(grid: tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
@@ -131,7 +131,7 @@ class Learned(Position):
 class Sinusoidal(Position):
     """sin and cos of the position in turn, added to the tokens, for any length (Vaswani 2017).
 
-    Frequencies are base^(-2i / width).
+    Channel 2i is sin(n / base^(2i / E)) at position n, channel 2i + 1 the cosine of the same.
     """
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
@@ -315,6 +315,12 @@ POSITIONS: dict[str, type[Position]] = {
 }
 
 
+def _inputs(dims: Iterable[int]) -> str:
+    """Inputs with these numbers of axes: "sequences (1 axis)", "images (2 axes)"."""
+    names = {1: "sequences (1 axis)", 2: "images (2 axes)"}
+    return " or ".join(names.get(axes, f"inputs of {axes} axes") for axes in dims)
+
+
 def build_position(
     name: str, options: Mapping[str, Any], stack: StackConfig, grid: tuple[int, ...]
 ) -> Position:
@@ -322,14 +328,22 @@ def build_position(
 
     Raises `ValueError` if there is no such encoding or option, or it does not fit blocks or grid.
     """
-    kind = variant("position", name, POSITIONS)
-    require(
-        len(grid) in kind.dims,
-        f'position "{name}" is for images; choose another for text, such as "learned" or "rotary".',
-    )
+    fitting = {other: kind for other, kind in POSITIONS.items() if len(grid) in kind.dims}
+    if name in POSITIONS and name not in fitting:
+        raise ValueError(
+            f'position "{name}" is for {_inputs(POSITIONS[name].dims)}, but this model is for '
+            f"{_inputs([len(grid)])}; choose from {', '.join(fitting)}."
+        )
+    kind = variant("position", name, fitting)
     require(
         not kind.is_rotary or variant("attention", stack.attention, ATTENTIONS).takes_rotary,
         f'position "{name}" works on dot products; use attention "dot" or another position.',
+    )
+    is_added = kind.rotate is Position.rotate and kind.bias is Position.bias
+    require(
+        is_added or stack.order != "mixer",
+        f'position "{name}" acts in attention, which order "mixer" does not have; choose "none" '
+        'or "learned".',
     )
     known = dict(list(inspect.signature(kind).parameters.items())[2:])  # after stack and grid
     for option in options:
@@ -339,7 +353,7 @@ def build_position(
             f"its options are: {', '.join(known) or 'none'}.",
         )
     values = {
-        option: checked(known[option].annotation, value, f"position_options.{option}")
+        option: check_value(known[option].annotation, value, f"position_options.{option}")
         for option, value in options.items()
     }
     return kind(stack, grid, **values)

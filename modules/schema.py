@@ -31,7 +31,7 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
     """
     require(
         isinstance(options, Mapping),
-        f"{prefix.rstrip('.') or 'The config'} is {shown(options)}, not a dict.",
+        f"{prefix.rstrip('.') or 'The config'} is {format_value(options)}, not a dict.",
     )
     known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
     unknown = sorted(f"{prefix}{name}" for name in options.keys() - known.keys())
@@ -44,11 +44,14 @@ def from_dict(kind: type[Config], options: Any, prefix: str = "") -> Config:
     require(not needed, f"{', '.join(needed)} is missing.")
     types = get_type_hints(kind)
     return kind(
-        **{name: checked(types[name], value, f"{prefix}{name}") for name, value in options.items()}
+        **{
+            name: check_value(types[name], value, f"{prefix}{name}")
+            for name, value in options.items()
+        }
     )
 
 
-def checked(annotation: Any, value: Any, name: str) -> Any:
+def check_value(annotation: Any, value: Any, name: str) -> Any:
     """A value of JSON or of a checkpoint, if it is of the annotated type.
 
     Lists become tuples if that is the type.
@@ -56,7 +59,7 @@ def checked(annotation: Any, value: Any, name: str) -> Any:
     Args:
         annotation: Such as `int | None`, `list[str]`, `Literal["a", "b"]`, or a dataclass, which
             `value` is a dict for.
-        value: To be checked. Whole numbers are also floats; booleans are no numbers.
+        value: To be checked. Whole numbers are also floats; booleans are not numbers.
         name: Of the entry, for messages.
 
     Raises:
@@ -75,21 +78,21 @@ def checked(annotation: Any, value: Any, name: str) -> Any:
             return value
         if origin is dict and isinstance(value, Mapping):
             return {
-                checked(items[0], key, name): checked(items[1], one, f"{name}.{key}")
+                check_value(items[0], key, name): check_value(items[1], one, f"{name}.{key}")
                 for key, one in value.items()
             }
         if origin in (list, tuple) and isinstance(value, list | tuple):
-            return origin(checked(items[0], one, f"{name}[{i}]") for i, one in enumerate(value))
+            return origin(check_value(items[0], one, f"{name}[{i}]") for i, one in enumerate(value))
         if choice is float and type(value) in (int, float) and math.isfinite(value):
             return value
         if isinstance(choice, type) and type(value) is choice and choice is not float:
             return value
     raise ValueError(
-        f"{name} is {shown(value)}, but must be {' or '.join(map(described, choices))}."
+        f"{name} is {format_value(value)}, but must be {' or '.join(map(describe_type, choices))}."
     )
 
 
-def described(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """What a value of a type is, in words."""
     if get_origin(annotation) is Literal:
         return ", ".join(map(str, get_args(annotation)))
@@ -103,7 +106,7 @@ def described(annotation: Any) -> str:
     return f"a {container.__name__}"
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value in a message, cut if it is long."""
     kind = type(value).__name__
     if not isinstance(value, str | int | float | bool | NoneType):

@@ -1,6 +1,7 @@
 """Blocks (attention, feed-forward, norms, residual sums) and stacks of them."""
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -10,13 +11,13 @@ from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS
 from modules.cache import NO_CACHE, BlockCache, StackCache
-from modules.config import StackConfig, default, variant
+from modules.config import StackConfig, check_choice, default, require, variant
 from modules.convolution import NoConv, causal_conv, visible_before
 from modules.feedforward import FEEDFORWARDS
-from modules.init import initialise
+from modules.init import INITS, initialise
 from modules.kernels.dropout import Dropout
 from modules.masks import NO_MASK, Mask
-from modules.norm import norm_factory
+from modules.norm import NORMS, norm_factory
 from modules.rotation import Rotation
 
 
@@ -31,7 +32,7 @@ class Context(NamedTuple):
         return Context(self.states[rows], self.mask.select(rows))
 
 
-NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # cross-attention refuses it
+NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # no states: no block reads them
 
 
 class BlockInputs(NamedTuple):
@@ -89,10 +90,13 @@ def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:
 class Block(nn.Module):
     """One Transformer block, norms before the sub-layers (Xiong 2020).
 
-    `drop_path` is the probability of skipping a sub-layer.
+    `drop_path` is the probability of skipping a sub-layer, `tokens` the number of tokens if it is
+    always the same, which attention has no use for.
     """
 
-    def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
+    def __init__(
+        self, config: StackConfig, drop_path: float = 0.0, tokens: int | None = None
+    ) -> None:
         super().__init__()
         sizes = config.resolved
         norm = norm_factory(config)
@@ -101,7 +105,7 @@ class Block(nn.Module):
             config.width,
             config.heads,
             sizes.kv_heads,
-            sizes.head_dim,
+            (sizes.head_dim, sizes.value_dim),
             qkv_bias=config.qkv_bias,
             bias=config.bias,
             qk_norm=norm if config.qk_norm else nn.Identity,
@@ -158,9 +162,11 @@ class PostBlock(Block):
 class ParallelBlock(Block):
     """One Transformer block whose sub-layers read the same normed input (Dehghani 2023)."""
 
-    def __init__(self, config: StackConfig, drop_path: float = 0.0) -> None:
-        super().__init__(config, drop_path)
-        self.norm2 = nn.Identity()
+    def __init__(
+        self, config: StackConfig, drop_path: float = 0.0, tokens: int | None = None
+    ) -> None:
+        super().__init__(config, drop_path, tokens)
+        self.norm2 = nn.Identity()  # these replace what the base class has built: norm1 is enough
         self.conv2 = NoConv()
         self.cross_norm = nn.Identity()
 
@@ -175,18 +181,157 @@ class ParallelBlock(Block):
         return x + self.residual2(self.feedforward(normed))
 
 
-ORDERS: dict[str, type[Block]] = {"pre": Block, "post": PostBlock, "parallel": ParallelBlock}
+class ResPostBlock(Block):
+    """One Transformer block, norms at the end of the residual branches (Liu 2022).
+
+    Their weights are 0 at first, so that it starts as the identity.
+    """
+
+    def __init__(
+        self, config: StackConfig, drop_path: float = 0.0, tokens: int | None = None
+    ) -> None:
+        super().__init__(config, drop_path, tokens)
+        for name, parameter in self.named_parameters():
+            if name.startswith(("norm1.", "norm2.", "cross_norm.")):
+                nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache, visible = inputs
+        y = self.conv1(x, visible, cache.conv1)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
+        x = x + self.residual1(self.norm1(y))
+        if self.has_cross:
+            y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
+            x = x + self.cross_residual(self.cross_norm(y))
+        y = self.conv2(x, visible, cache.conv2)
+        return x + self.residual2(self.norm2(self.feedforward(y)))
+
+
+class NoResidualBlock(Block):
+    """x -> sub-layer(norm(x)), without the residual sums: what these are for (Dong 2021).
+
+    Without them attention makes all tokens alike, doubly exponentially with depth.
+    """
+
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache, visible = inputs
+        y = self.conv1(self.norm1(x), visible, cache.conv1)
+        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn))
+        if self.has_cross:
+            y = self.cross_norm(x)
+            y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
+            x = self.cross_residual(y)
+        y = self.conv2(self.norm2(x), visible, cache.conv2)
+        return self.residual2(self.feedforward(y))
+
+
+class CCTBlock(Block):
+    """One block of the Compact Convolutional Transformer (Hassani 2021).
+
+    Its second norm is on the residual sum, as in the authors' code; the paper does not say so.
+    """
+
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        mask, rotary, context, cache, visible = inputs
+        y = self.conv1(self.norm1(x), visible, cache.conv1)
+        x = x + self.residual1(self.attention(y, None, mask, rotary, cache.self_attn))
+        if self.has_cross:
+            y = self.cross_norm(x)
+            y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
+            x = x + self.cross_residual(y)
+        x = self.norm2(x)
+        y = self.conv2(x, visible, cache.conv2)
+        return x + self.residual2(self.feedforward(y))
+
+
+class MixerBlock(nn.Module):
+    """One block of the MLP-Mixer: perceptrons over tokens, then over channels (Tolstikhin 2021).
+
+    x + W2 gelu(W1 norm(x)) with W1 (F, N) for each channel, in place of attention, then as `Block`.
+    """
+
+    def __init__(
+        self, config: StackConfig, drop_path: float = 0.0, tokens: int | None = None
+    ) -> None:
+        super().__init__()
+        require(tokens is not None, 'order "mixer" needs a fixed number of tokens.')
+        sizes = config.resolved
+        norm = norm_factory(config)
+        feedforward = variant("feedforward", config.feedforward, FEEDFORWARDS)
+        rest = (sizes.mlp_bias, sizes.mlp_dropout)
+        self.norm1 = norm(config.width)
+        self.token_mixing = feedforward(tokens, sizes.token_mlp_width, *rest)
+        self.residual1 = residual_branch(config, drop_path)
+        self.norm2 = norm(config.width)
+        self.feedforward = feedforward(config.width, sizes.mlp_width, *rest)
+        self.residual2 = residual_branch(config, drop_path)
+
+    def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
+        """(B, N, E) -> (B, N, E)."""
+        y = self.token_mixing(self.norm1(x).mT).mT  # (B, E, N) -> (B, N, E)
+        x = x + self.residual1(y)
+        return x + self.residual2(self.feedforward(self.norm2(x)))
+
+
+ORDERS: dict[str, type[Block] | type[MixerBlock]] = {
+    "pre": Block,
+    "post": PostBlock,
+    "parallel": ParallelBlock,
+    "res_post": ResPostBlock,
+    "no_residual": NoResidualBlock,
+    "cct": CCTBlock,
+    "mixer": MixerBlock,
+}
+
+
+VARIANTS: dict[str, Mapping[str, object]] = {  # options of `StackConfig`, and their families
+    "attention": ATTENTIONS,
+    "feedforward": FEEDFORWARDS,
+    "norm": NORMS,
+    "order": ORDERS,
+    "init": INITS,
+}
+
+
+def check_variants(stack: StackConfig, name: str = "stack", any_length: bool = True) -> None:
+    """Raises `ValueError` unless each variant is in its family; messages call the config `name`.
+
+    `any_length`: inputs differ in their number of tokens, which not all orders can take.
+    """
+    for option, family in VARIANTS.items():
+        check_choice(f"{name}.{option}", getattr(stack, option), family)
+    require(
+        stack.order != "mixer" or not any_length,
+        f'{name}.order "mixer" takes a fixed number of tokens, as of images; choose another order.',
+    )
+
+
+def drop_path_rates(config: StackConfig) -> list[float]:
+    """The probability of skipping a sub-layer in each block, from 0 to `drop_path` (Huang 2016)."""
+    return [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
 
 
 class Stack(nn.Module):
-    """Blocks one after the other: an encoder, or with `causal` a decoder."""
+    """Blocks one after the other: an encoder, or with `causal` a decoder.
 
-    def __init__(self, config: StackConfig) -> None:
+    `tokens` is their number if it is always the same, which order "mixer" needs. `rates` are the
+    probabilities of skipping sub-layers in each block; None: `drop_path_rates`.
+    """
+
+    def __init__(
+        self,
+        config: StackConfig,
+        tokens: int | None = None,
+        rates: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         block = variant("order", config.order, ORDERS)
-        rates = [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
-        self.blocks = nn.ModuleList(block(config, rate) for rate in rates)
+        rates = drop_path_rates(config) if rates is None else rates
+        self.blocks = nn.ModuleList(block(config, rate, tokens) for rate in rates)
         norm = norm_factory(config)
         self.norm = norm(config.width) if config.resolved.final_norm else nn.Identity()
         initialise(self, config.init, config.depth)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from modules.attention import AttentionCache, ScoreFunction, attention
+from modules.attention import ATTENTIONS, AttentionCache, ScoreFunction, attention
 from modules.cache import BlockCache, StackCache, TokenPositions
 from modules.config import StackConfig, require
 from modules.kernels.upcast import upcast
@@ -53,12 +53,15 @@ class BeamCache(StackCache):
                 cache.padding_mask[:, : self.length], (0, max_new_tokens), value=True
             )
         self.use_embedding_bag = prefers_embedding_bag(device, self.config)
-        data = cache.data[..., : self.length, :].transpose(3, 4)  # (depth, 2, B, M, G, D)
+        keys = cache.keys[..., : self.length, :]  # (depth, B, G, M, D)
+        values = cache.values[..., : self.length, :].transpose(2, 3)  # (depth, B, M, G, V)
         if self.use_embedding_bag:
-            self.keys = list(data[:, 0].permute(0, 1, 3, 4, 2))  # (B, G, D, M) of each layer
+            self.keys = list(keys.mT)  # (B, G, D, M) of each layer
         else:
-            self.keys = [grown(layer, 1, self.slot_count) for layer in data[:, 0]]  # as values
-        self.values = [grown(layer, 1, self.slot_count) for layer in data[:, 1]]  # (B, slots, G, D)
+            self.keys = [grow_table(layer, 1, self.slot_count) for layer in keys.transpose(2, 3)]
+        self.values = [
+            grow_table(layer, 1, self.slot_count) for layer in values
+        ]  # (B, slots, G, V)
         self.contexts = [self.share(context) for context in cache.contexts]
         self.conv_inputs = cache.conv_inputs.repeat_interleave(beams, 2)  # (depth, 2, B * K, ...)
 
@@ -131,7 +134,7 @@ class BeamCache(StackCache):
 
 def prefers_embedding_bag(device: torch.device, config: StackConfig) -> bool:
     """Whether sums of rows are the faster way: for dot products on CPUs."""
-    return device.type == "cpu" and config.attention == "dot"
+    return device.type == "cpu" and ATTENTIONS[config.attention].score_fn is None
 
 
 class TableIndex:
@@ -195,11 +198,11 @@ class GatheredLayerCache(AttentionCache):
         self.new = slice(cache.used_slots - cache.beams, cache.used_slots)
 
     def by_row(self, new: Tensor) -> Tensor:
-        """(B * K, G, 1, D) -> (B, K, G, D)."""
+        """(B * K, G, 1, D or V) -> (B, K, G, D or V)."""
         return new[:, :, 0].unflatten(0, (-1, self.cache.beams))
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """New keys and values, (B * K, G, 1, D) -> those of each sequence, (B * K, G, M, D)."""
+        """New keys and values, (B * K, G, 1, ...) -> those of each sequence, (B * K, G, M, ...)."""
         config = self.cache.config
         group_size = config.heads // config.resolved.kv_heads
         rows = self.cache.index.value_bags.indices.view(len(k), config.heads, -1)  # (B * K, H, M)
@@ -208,25 +211,25 @@ class GatheredLayerCache(AttentionCache):
         values = self.cache.values[self.layer]
         keys[:, self.new] = self.by_row(k)
         values[:, self.new] = self.by_row(v)
-        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B * K, G, M, D)
+        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B * K, G, M, D or V)
 
 
 class EmbeddingBagLayerCache(GatheredLayerCache):
     """The same for `attention_by_embedding_bag`: nothing is gathered."""
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Keeps new keys and values, (B * K, G, 1, D) each, and gives them back."""
+        """Keeps new keys and values, (B * K, G, 1, D or V), and gives them back."""
         keys = self.cache.keys[self.layer]  # (B, G, D, slots)
         if self.new.stop > keys.shape[3]:
             size = -(-self.new.stop // SLOT_STEP) * SLOT_STEP
-            keys = grown(keys, 3, size)
+            keys = grow_table(keys, 3, size)
             self.cache.keys[self.layer] = keys
         keys[..., self.new] = self.by_row(k).permute(0, 2, 3, 1)  # (B, G, D, K)
         self.cache.values[self.layer][:, self.new] = self.by_row(v)
         return k, v
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to its own tokens: keeps (B * K, H, 1, D)."""
+        """Attention of each sequence's query to its own tokens: (B * K, H, 1, D) -> (.., V)."""
         cache = self.cache
         return attention_by_embedding_bag(
             q, cache.keys[self.layer], cache.values[self.layer], cache.index, mask
@@ -234,18 +237,18 @@ class EmbeddingBagLayerCache(GatheredLayerCache):
 
 
 class SharedContextCache(ContextCache):
-    """One layer's keys and values of the context, (B, G, M, D), which K sequences attend to."""
+    """One layer's keys (B, G, M, D), values (B, G, M, V) of a context of K sequences each."""
 
     def __init__(self, pair: tuple[Tensor, Tensor], beams: int) -> None:
         super().__init__(pair)
         self.beams = beams
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to the context: keeps (B * K, H, 1, D)."""
+        """Attention of each sequence's query to the context: (B * K, H, 1, D) -> (.., V)."""
         k, v = cast(tuple[Tensor, Tensor], self.pair)
         queries = q[:, :, 0].unflatten(0, (-1, self.beams)).transpose(1, 2)  # (B, H, K, D)
-        out = attention(queries, k, v, mask, score_fn=score_fn).transpose(1, 2)  # (B, K, H, D)
-        return out.flatten(0, 1)[:, :, None]  # (B * K, H, 1, D)
+        out = attention(queries, k, v, mask, score_fn=score_fn).transpose(1, 2)  # (B, K, H, V)
+        return out.flatten(0, 1)[:, :, None]  # (B * K, H, 1, V)
 
 
 class EmbeddingBagContextCache(SharedContextCache):
@@ -260,10 +263,10 @@ class EmbeddingBagContextCache(SharedContextCache):
         slots = torch.arange(length, device=k.device).expand(batch, beams, -1)  # (B, K, M)
         self.index = TableIndex(slots, length, config, key_bags)
         self.keys = k.mT.contiguous()  # (B, G, D, M)
-        self.values = v.transpose(1, 2).contiguous()  # (B, M, G, D)
+        self.values = v.transpose(1, 2).contiguous()  # (B, M, G, V)
 
     def attend(self, q: Tensor, mask: Mask, score_fn: ScoreFunction | None) -> Tensor:
-        """Attention of each sequence's query to the context: keeps (B * K, H, 1, D)."""
+        """Attention of each sequence's query to the context: (B * K, H, 1, D) -> (.., V)."""
         return attention_by_embedding_bag(q, self.keys, self.values, self.index, mask, self.beams)
 
 
@@ -278,15 +281,16 @@ def attention_by_embedding_bag(
     Args:
         q: (B * K, H, 1, D).
         keys: (B, G, D, slots).
-        values: (B, slots, G, D).
+        values: (B, slots, G, V).
         index: Which of them each sequence sees.
         mask: Broadcastable to (B, H, K, M) if `beams` is K, to (B * K, H, 1, M) if it is 1.
         beams: Number of sequences that share a row of the mask.
 
     Returns:
-        (B * K, H, 1, D).
+        (B * K, H, 1, V).
     """
     rows, heads, _, width = q.shape
+    value_dim = values.shape[3]
     slot_count = keys.shape[3]
     scores = index.key_bags(keys.view(-1, slot_count), q * width**-0.5)  # (B * K * H, slots)
     scores = upcast(scores).view(rows, heads, slot_count)
@@ -294,13 +298,13 @@ def attention_by_embedding_bag(
         scores = scores.gather(2, index.slots)  # (B * K, H, M)
     by_mask = scores.unflatten(0, (-1, beams)).transpose(1, 2)  # (B, H, K, M), a view
     mask.add_to(by_mask)
-    out = index.value_bags(values.view(-1, width), scores.softmax(-1))  # (B * K * H, D)
-    out = out.view(-1, beams, heads, width).transpose(1, 2)  # (B, H, K, D)
-    out = mask.zero_masked_rows(out).transpose(1, 2)  # (B, K, H, D)
-    return out.reshape(rows, heads, 1, width)
+    out = index.value_bags(values.view(-1, value_dim), scores.softmax(-1))  # (B * K * H, V)
+    out = out.view(-1, beams, heads, value_dim).transpose(1, 2)  # (B, H, K, V)
+    out = mask.zero_masked_rows(out).transpose(1, 2)  # (B, K, H, V)
+    return out.reshape(rows, heads, 1, value_dim)
 
 
-def grown(table: Tensor, dim: int, size: int) -> Tensor:
+def grow_table(table: Tensor, dim: int, size: int) -> Tensor:
     """A copy with room for `size` in one dimension."""
     shape = [*table.shape]
     shape[dim] = size

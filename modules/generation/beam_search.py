@@ -166,7 +166,7 @@ def run_beam_search(
     A sequence ends with an end token or after `decoder.max_new_tokens`. Its score is the sum of its
     tokens' log probabilities, divided by their number^`length_penalty`. Ties go to the better
     beam, then to the lower token. `early_stopping` says when the search for a prompt is over; it
-    then leaves the batch. One beam takes the likeliest token each time, up to the first end.
+    then leaves the batch. One beam takes the most likely token each time, up to the first end.
     """
     next_scores = decoder.prefill()
     device = next_scores.device

@@ -1,4 +1,4 @@
-"""The next token: the likeliest, or one sampled from the likely ones."""
+"""The next token: the most likely, or one sampled from the likely ones."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ RANGES = {  # of options: memory for all new tokens and beams is allocated, scor
     "length_penalty": (-10, 10),
     "seed": (-(2**63), 2**63 - 1),
 }
-NUCLEUS = 1000  # the likeliest 1000 tokens nearly always reach `top_p`; sorting all is slow
+NUCLEUS = 1000  # the most likely 1000 tokens nearly always reach `top_p`; sorting all is slow
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,22 @@ class GenerationConfig:
 
     Args:
         max_new_tokens: Number of new tokens at most.
-        temperature: What scores are divided by before sampling; 0: always the likeliest token, of
+        temperature: What scores are divided by before sampling; 0: always the most likely token, of
             equals the one with the lowest id.
-        top_k: Sample from the k likeliest tokens only (Fan 2018); null: from all.
-        top_p: Sample from the likeliest tokens that together have this probability (Holtzman 2020);
-            null: from all.
-        min_p: Sample from tokens with at least this fraction of the likeliest one's probability
+        top_k: Sample from the k most likely tokens only (Fan 2018); null: from all.
+        top_p: Sample from the most likely tokens that together have this probability (Holtzman
+            2020); null: from all.
+        min_p: Sample from tokens with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
-        repetition_penalty: Divides positive scores of tokens that are in the sequence, multiplies
-            negative ones (Keskar 2019); 1: does nothing.
+        repetition_penalty: Above 1: tokens of the sequence become less likely. Their scores are
+            divided by it if positive, and multiplied by it if negative (Keskar 2019); 1: off.
         beams: Number of sequences that beam search keeps; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long sequences.
-        early_stopping: When beam search for a prompt stops. "first" (True in transformers): when
-            there are as many finished sequences as beams. "likely" (False): when no unfinished one
-            would be among the best if it ended now. "never": when none can be among the best at any
-            length.
-        seed: Of the first row's samples; the next row's is one more.
+        early_stopping: When beam search for a prompt stops: with "first" once as many sequences as
+            beams are finished (True in transformers), with "likely" once no unfinished one would be
+            among the best if it ended now (False), with "never" once none can be at any length.
+        seed: Of the first row's samples; the next row's is one more, unless `seeds` are given.
     """
 
     max_new_tokens: int = 100

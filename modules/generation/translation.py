@@ -47,7 +47,7 @@ DEFAULT_RULES = DecodingRules()
 class Seq2SeqDecoder(IncrementalDecoder):
     """Encodes sources, then decodes `beams` target sequences for each.
 
-    Arguments as of `translate`. Raises `ValueError` if a source is empty, longer than the model's
+    Arguments as in `translate`. Raises `ValueError` if a source is empty, longer than the model's
     limit, or has tokens that the model does not know.
     """
 
@@ -120,8 +120,9 @@ def translate(
 ) -> list[list[Translation]]:
     """Target sequences for a batch of sources.
 
-    With `beams` above 1, beam search; with temperature 0, the likeliest token each time; otherwise
-    tokens are sampled, each source's with its own seed. Sequences that are done leave the batch.
+    With `beams` above 1, beam search; with temperature 0, the most likely token each time;
+    otherwise tokens are sampled, each source's with its own seed. Finished sequences leave the
+    batch.
 
     Hugging Face's `generate` finds the same sequences and scores if `rules` are those of its model;
     its `early_stopping` False is "likely" here, True is "first". Only there, any of equal scores

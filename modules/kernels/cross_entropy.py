@@ -46,7 +46,7 @@ def plain_cross_entropy(
     return losses.sum() / counted.sum().clamp(min=1)
 
 
-def aligned(rows: int) -> int:
+def align_rows(rows: int) -> int:
     """`rows` rounded down to a multiple of 8, for matmuls on GPUs; 1 to 7 as they are, 0 to 1."""
     return max(1, rows // 8 * 8 or rows)
 
@@ -120,9 +120,9 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
         targets, smoothing, z_loss, with_grad = options
         chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
-        chunk_rows = aligned(chunk_logits // len(weight))
+        chunk_rows = align_rows(chunk_logits // len(weight))
         # A temporary slice of the weight's gradient takes a quarter of a chunk of logits.
-        weight_rows = aligned(chunk_logits // 4 // x.shape[1])
+        weight_rows = align_rows(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
         matrix = cast(weight)  # once, not for each chunk
         counted = targets != IGNORE_INDEX  # (S,)

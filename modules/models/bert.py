@@ -11,12 +11,19 @@ from modules.config import (
     PoolerName,
     PoolName,
     StackConfig,
+    check_choice,
     check_rates,
     check_sizes,
     require,
-    variant,
 )
-from modules.embedding import TokenDropout, TokenEmbedding
+from modules.embedding import (
+    TokenDropout,
+    TokenEmbedding,
+    embedding_stack,
+    initialise_table,
+    is_scaled,
+    width_change,
+)
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
@@ -27,7 +34,7 @@ from modules.masks import padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
 from modules.position import build_position, check_position, grid_positions
-from modules.transformer import Stack
+from modules.transformer import Stack, check_variants
 
 
 @dataclass(frozen=True)
@@ -37,20 +44,27 @@ class BertConfig:
     Args:
         vocabulary: Number V of tokens; null: to be filled in from the tokenizer.
         num_classes: Number of classes; null: to be filled in from the data.
-        max_length: Number of learned positions; other encodings also take longer sequences.
+        max_length: Number of learned positions, and of tokens that pool "flatten" takes; other
+            encodings also take longer sequences.
         segments: Number of kinds of segments (2 in BERT: first and second sentence); 0: none.
-        position: Position encoding, an entry of `POSITIONS` in modules/position.py, such as
-            learned, rotary or none.
+        position: Position encoding; an entry of `POSITIONS` in modules/position.py: none, learned,
+            sinusoidal, rotary, alibi or t5.
         position_options: Options of that encoding, such as {base: 100}.
+        scale_embedding: Multiply the vectors of tokens, E wide, by sqrt(E) (Vaswani 2017, section
+            3.4); tables then start with std 1 / sqrt(E); null: only with sinusoidal positions.
         embedding_norm: A norm after the sum of the embeddings.
-        pool: How vectors become one: the first token's, their mean, their max, or attention from a
-            learned query.
+        pool: How vectors become one: the first token's, their mean, their max, attention from a
+            learned query, a mean by learned weights ("sequence"), or a linear map of all, one after
+            the other ("flatten").
         pooler: A layer between pooling and classifier: "tanh" (BERT, RoBERTa), "relu" (DistilBERT)
             or "none".
         pooler_dropout: Probability of dropping values before that layer (RoBERTa).
         head_dropout: Probability of dropping values before the classifier.
         token_dropout: Probability of dropping whole tokens, their vectors zero (Iyyer 2015).
         pad_id: Id of the padding token.
+        embedding_width: Size of the vectors of tokens, segments and learned positions, which a
+            linear layer maps to `stack.width`; the masked language model's head maps back to it
+            (Lan 2020, section 3.1); null: `stack.width`.
         next_sentence: The masked language model also predicts whether the second sentence follows
             the first.
         stack: The Transformer blocks.
@@ -62,6 +76,7 @@ class BertConfig:
     segments: int = 0
     position: str = "learned"
     position_options: dict[str, Any] = field(default_factory=dict)
+    scale_embedding: bool | None = None
     embedding_norm: bool = False
     pool: PoolName = "cls"
     pooler: PoolerName = "none"
@@ -69,16 +84,21 @@ class BertConfig:
     head_dropout: float = 0.0
     token_dropout: float = 0.0
     pad_id: int = 0
+    embedding_width: int | None = None
     next_sentence: bool = False
     stack: StackConfig = field(default_factory=StackConfig)
 
     def __post_init__(self) -> None:
-        check_sizes(self, "vocabulary", "num_classes", "max_length")
-        check_position(self.position, self.position_options, self.stack, (self.max_length,))
+        check_sizes(self, "vocabulary", "num_classes", "max_length", "embedding_width")
+        check_choice("pool", self.pool, POOLINGS)
+        check_choice("pooler", self.pooler, POOLERS)
+        check_variants(self.stack)
+        stack = embedding_stack(self.stack, self.embedding_width)
+        check_position(self.position, self.position_options, stack, (self.max_length,))
         require(self.segments >= 0, f"segments is {self.segments}; it cannot be negative.")
         require(
             0 <= self.pad_id < (self.vocabulary or self.pad_id + 1),
-            f"pad_id {self.pad_id} is no token of a vocabulary of {self.vocabulary}.",
+            f"pad_id {self.pad_id} is not a token of a vocabulary of {self.vocabulary}.",
         )
         require(
             not (self.stack.causal or self.stack.cross_attention),
@@ -102,20 +122,25 @@ class Encoder(nn.Module):
             )
         self.config = config
         stack = config.stack
-        self.embed = TokenEmbedding(config.vocabulary, stack.width, pad_id=config.pad_id)
-        self.segment = nn.Embedding(config.segments, stack.width) if config.segments else None
+        embedded = embedding_stack(stack, config.embedding_width)
+        width = embedded.width
+        scaled = is_scaled(config.scale_embedding, config.position)
+        self.embed = TokenEmbedding(config.vocabulary, width, scaled, config.pad_id)
+        self.segment = nn.Embedding(config.segments, width) if config.segments else None
         self.position = build_position(
-            config.position, config.position_options, stack, (config.max_length,)
+            config.position, config.position_options, embedded, (config.max_length,)
         )
         norm = norm_factory(stack)
         rate = config.token_dropout
-        self.norm = norm(stack.width) if config.embedding_norm else nn.Identity()
+        self.norm = norm(width) if config.embedding_norm else nn.Identity()
         self.token_dropout = TokenDropout(rate) if rate else nn.Identity()
         self.dropout = Dropout(stack.dropout) if stack.dropout else nn.Identity()
+        self.project_in = width_change(width, stack.width, stack)
         self.stack = Stack(stack)
-        initialise(self.embed, stack.init, stack.depth)
-        if self.segment is not None:
-            initialise(self.segment, stack.init, stack.depth)
+        initialise_table(self.embed, scaled, stack)
+        for part in (self.segment, self.project_in):
+            if part is not None:
+                initialise(part, stack.init, stack.depth)
 
     def forward(
         self,
@@ -142,9 +167,9 @@ class Encoder(nn.Module):
         positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
         bias = self.position.bias(positions, positions)
         mask = padding(padding_mask).with_bias(bias)
-        x = self.token_dropout(self.embed(tokens))  # (B, N, E)
+        x = self.token_dropout(self.embed(tokens))  # (B, N, embedding width)
         x = self.position.embed(self.add_segments(x, segments))
-        x = self.dropout(self.norm(x))
+        x = self.project_in(self.dropout(self.norm(x)))  # (B, N, E)
         return self.stack(x, mask, self.position.rotate(positions), cache=record)
 
     def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
@@ -171,8 +196,9 @@ class BertClassifier(nn.Module):
         self.config = config
         stack = config.stack
         self.encoder = Encoder(config)
-        self.pool = variant("pool", config.pool, POOLINGS)(stack.width, stack.heads)
-        pooler = variant("pooler", config.pooler, POOLERS)
+        pool = POOLINGS[config.pool]
+        self.pool = pool(stack.width, stack.heads, config.max_length)
+        pooler = POOLERS[config.pooler]
         self.pooler = pooler(stack.width, config.pooler_dropout)
         self.head = ClassifierHead(stack.width, config.num_classes, None, config.head_dropout)
         for part in (self.pool, self.pooler, self.head):
@@ -186,9 +212,11 @@ class BertClassifier(nn.Module):
         record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        x = self.encoder(tokens, padding_mask, segments, record)  # (B, N, E)
-        x = self.pool(x, padding_mask)  # (B, E)
-        return self.head(self.pooler(x))
+        return self.classify(self.encoder(tokens, padding_mask, segments, record), padding_mask)
+
+    def classify(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Vectors of the encoder (B, N, E) -> logits (B, classes)."""
+        return self.head(self.pooler(self.pool(x, padding_mask)))
 
 
 class BertMaskedLM(nn.Module):
@@ -203,8 +231,8 @@ class BertMaskedLM(nn.Module):
         stack = config.stack
         self.encoder = Encoder(config)
         norm = norm_factory(stack)
-        activation = ACTIVATIONS[stack.feedforward]
-        self.head = MaskedLMHead(self.encoder.embed, norm, activation, stack.bias)
+        activation = ACTIVATIONS.get(stack.feedforward, nn.GELU)  # GELU for layers of your own
+        self.head = MaskedLMHead(self.encoder.embed, stack.width, norm, activation, stack.bias)
         initialise(self.head, stack.init, stack.depth)
         if config.next_sentence:
             self.pooler = POOLERS["tanh"](stack.width, 0.0)
@@ -248,7 +276,7 @@ class BertMaskedLM(nn.Module):
             where: The positions, as in `forward`.
             smoothing: Label smoothing.
         """
-        vectors = self.head.transform(select(hidden, where))  # (S, E)
+        vectors = self.head.transform(select(hidden, where))  # (S, embedding width)
         tokens = self.head.tokens
         return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
 
@@ -292,5 +320,6 @@ BERT_PRESETS: dict[str, BertConfig] = {
     "mini": _published(256, 4, 4),
     "small": _published(512, 4, 8),
     "base": _published(768, 12, 12),
+    "large": _published(1024, 24, 16),
     "modern": BertConfig(position="rotary", pool="mean", stack=MODERN),
 }

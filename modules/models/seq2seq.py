@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from modules.cache import NO_CACHE, StackCache, TokenPositions
 from modules.config import StackConfig
-from modules.embedding import TokenEmbedding
-from modules.init import initialise
+from modules.embedding import TokenEmbedding, initialise_table
 from modules.kernels.dropout import Dropout
 from modules.kv_cache import KVCache
 from modules.lm_heads import NextTokenModel, TokenHead
@@ -79,10 +78,7 @@ class Seq2Seq(NextTokenModel):
         """An embedding, times sqrt(E) if `scale`; std is 1 / sqrt(E) with `scale_embedding`."""
         stack = self.config.decoder
         embedding = TokenEmbedding(vocabulary, stack.width, scale)
-        if self.config.scale_embedding:
-            nn.init.normal_(embedding.weight, std=stack.width**-0.5)
-        else:
-            initialise(embedding, stack.init, stack.depth)
+        initialise_table(embedding, self.config.scale_embedding, stack)
         return embedding
 
     def build_stacks(self, length: int) -> None:

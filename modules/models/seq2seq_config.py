@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from modules.config import StackConfig, check_choice, check_sizes, require
 from modules.position import check_position
+from modules.transformer import check_variants
 
 ArchitectureName = Literal["encoder_decoder", "prefix"]
 TyingName = Literal["all", "inputs", "target", "none"]
@@ -22,8 +23,8 @@ class Seq2SeqConfig:
             from the data.
         architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, and switches
             their causal and cross_attention off.
-        position: Position encoding of both sides, each with its own weights: an entry of
-            `POSITIONS` in modules/position.py, such as learned, sinusoidal or rotary.
+        position: Position encoding of both sides; each has its own weights; an entry of
+            `POSITIONS` in modules/position.py: none, learned, sinusoidal, rotary, alibi or t5.
         position_options: Options of that encoding, such as {base: 100}.
         tying: Which embedding matrices are shared: "all" three, of source, target and output
             (Vaswani 2017, section 3.4), the "inputs", that is source and target, "target" and
@@ -55,7 +56,8 @@ class Seq2SeqConfig:
         check_sizes(self, "source_vocabulary", "target_vocabulary", "max_length")
         check_choice("architecture", self.architecture, get_args(ArchitectureName))
         check_choice("tying", self.tying, get_args(TyingName))
-        for stack in (self.encoder, self.decoder):
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            check_variants(stack, name)
             check_position(
                 self.position, self.position_options, stack, grid=(self.max_length or 1,)
             )

@@ -18,6 +18,7 @@ from modules.pretrained.settings import (
     check_fixed_options,
     check_heads,
     check_settings,
+    check_unscaled,
     count_classes,
     quoted,
     write_options,
@@ -31,6 +32,7 @@ SEGMENTS = "encoder.segment.weight"
 COMMON = {
     "position": "learned",
     "embedding_norm": True,
+    "embedding_width": None,
     "order": "post",
     "norm": "layernorm",
     "final_norm": False,
@@ -194,6 +196,7 @@ class BertFamily(TransformersFamily[BertConfig]):
 
     def check(self, config: BertConfig) -> None:
         check_fixed_options(self.name, config, COMMON | self.fixed)
+        check_unscaled(self.name, config)
         check_feedforward(self.name, config, self.activations)
         check_heads(self.name, config.stack)
 

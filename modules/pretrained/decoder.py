@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Mistral and Qwen of transformers: weights and configs, converted both ways."""
+"""GPT-2, Image GPT, Llama, Mistral and Qwen of transformers, converted both ways."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,17 +20,26 @@ from modules.pretrained.settings import (
     check_heads,
     check_position_options,
     check_settings,
+    check_unscaled,
+    check_values,
     quoted,
     read_options,
     write_options,
 )
 from modules.pretrained.weights import Layers, Names, weight_names
 from modules.rotary_scaling import RotaryScaling
-from modules.schema import checked, from_dict
+from modules.schema import check_value, from_dict
 
 HEAD = "lm_head"
 # What all models of these families have.
-COMMON = {"order": "pre", "final_norm": True, "attention": "dot", "layer_scale": None}
+COMMON = {
+    "order": "pre",
+    "final_norm": True,
+    "attention": "dot",
+    "layer_scale": None,
+    "causal": True,
+    "embedding_width": None,
+}
 WINDOW = 4096  # tokens, if files of Mistral and Qwen do not say
 FIRST_WINDOW_LAYER = 28  # if files of Qwen do not say
 ROPE = ("rope_scaling", "rope_parameters")  # the first counts if both are given
@@ -53,12 +62,14 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
     Args:
         embed: Their table of tokens.
         transposed: Ends of our names of layers whose matrices they keep as (inputs, outputs).
+        unpredicted: Tokens at the end of the vocabulary that the output layer leaves out.
         window: Whether attention looks back over a window only: never, always, or in "some" layers
             of some models.
     """
 
     embed: str
     transposed: tuple[str, ...] = ()
+    unpredicted: int = 0
     window: Literal["never", "always", "some"] = "never"
     unused: str = r"\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$"  # buffers of old files
     heads: tuple[str, ...] = (f"{HEAD}.",)
@@ -95,6 +106,8 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         check_settings(settings, {"is_causal": True})
         options = self.read(settings, StackConfig, DecoderConfig) | {"causal": True}
         options.setdefault("bias", options["qkv_bias"])
+        if self.unpredicted:
+            options["output_vocabulary"] = options["vocabulary"] - self.unpredicted
         if self.fixed["position"] == "rotary":
             options |= read_rotary(settings, options["max_length"])
         window = self.read_window(settings, options["depth"])
@@ -107,14 +120,14 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
         """Returns the window of attention in tokens, or None if all layers see everything."""
         if self.window == "never":
             return None
-        width = checked(int | None, settings.get("sliding_window", WINDOW), "sliding_window")
+        width = check_value(int | None, settings.get("sliding_window", WINDOW), "sliding_window")
         if self.window == "always":
             return width
-        used = checked(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
+        used = check_value(bool | None, settings.get("use_sliding_window"), "use_sliding_window")
         first = settings.get("max_window_layers", FIRST_WINDOW_LAYER)
-        has_window = checked(int, first, "max_window_layers") < depth
+        has_window = check_value(int, first, "max_window_layers") < depth
         kind = "sliding_attention" if has_window else "full_attention"
-        kinds = checked(list[str] | None, settings.get("layer_types"), "layer_types") or [kind]
+        kinds = check_value(list[str] | None, settings.get("layer_types"), "layer_types") or [kind]
         unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
         require(
             not unknown,
@@ -144,12 +157,16 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
 
     def check(self, config: DecoderConfig) -> None:
         stack = config.stack
+        outputs = (config.vocabulary or 0) - self.unpredicted if self.unpredicted else None
+        check_fixed_options(self.name, config, {"output_vocabulary": outputs})
         check_fixed_options(self.name, config, {**COMMON, "bias": stack.qkv_bias, **self.fixed})
         check_position_options(self.name, config, {"fraction": 1}, free=("base", "scaling"))
+        check_unscaled(self.name, config)
         check_feedforward(self.name, config, self.activations)
+        check_values(self.name, stack)
         if self.window == "never":
             check_fixed_options(self.name, config, {"sliding_window": None})
-        if self.name == "gpt2":
+        if self.name in ("gpt2", "imagegpt"):
             check_heads(self.name, stack)
         if self.name == "llama":
             require(
@@ -160,7 +177,7 @@ class DecoderFamily(TransformersFamily[DecoderConfig]):
 
 def read_rotary(settings: Settings, length: int) -> Settings:
     """Returns our options of rotary positions, from `rope_parameters` or older spellings."""
-    given = [checked(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
+    given = [check_value(dict[str, Any] | None, settings.get(name), name) for name in ROPE]
     rope: Settings = given[0] or given[1] or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     nested = any(isinstance(value, dict) for value in rope.values())
@@ -178,7 +195,7 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     base = rope.get("rope_theta")
     if base is None:
         base = settings.get("rope_theta")
-    base = float(checked(float, default(base, Rotary.default_base), "rope_theta"))
+    base = float(check_value(float, default(base, Rotary.default_base), "rope_theta"))
     require(base > 0, f"rope_theta is {base}; it must be above 0.")
     if kind == "default":
         return {"position_options": {"base": base}}
@@ -254,6 +271,15 @@ GPT2 = DecoderFamily(
         "add_cross_attention": False,
     },
     activations=ACTIVATIONS,
+)
+IMAGEGPT = replace(  # its last token begins an image
+    GPT2,
+    name="imagegpt",
+    architecture="ImageGPTForCausalImageModeling",
+    unpredicted=1,
+    defaults={**GPT2.defaults, "feedforward": "quick_gelu"},
+    fixed={**GPT2.fixed, "norm": "rmsnorm", "tied": False},
+    typical={"position": "learned", "norm": "rmsnorm"},
 )
 LLAMA_LAYERS: Layers = {
     f"{BLOCK}.norm1": "model.layers.{i}.input_layernorm",
@@ -341,3 +367,4 @@ FAMILIES = {
         ),
     )
 }
+IMAGE_FAMILIES = {IMAGEGPT.name: IMAGEGPT}

@@ -15,7 +15,7 @@ from modules.models.seq2seq import Seq2SeqConfig
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
 from modules.pretrained.settings import ACTIVATIONS, Settings, check_settings
 from modules.pretrained.weights import Layers, Names
-from modules.schema import checked
+from modules.schema import check_value
 
 
 class BartFamily(Seq2SeqFamily):
@@ -110,7 +110,7 @@ class T5Family(Seq2SeqFamily):
     def with_defaults(self, settings: Settings) -> Settings:
         """Adds options that follow from others; refuses those that contradict each other."""
         given = {name: value for name, value in settings.items() if value is not None}
-        name = checked(str, given.get("feed_forward_proj", "relu"), "feed_forward_proj")
+        name = check_value(str, given.get("feed_forward_proj", "relu"), "feed_forward_proj")
         gate, _, act = name.rpartition("-")
         act = "gelu_new" if name == "gated-gelu" else act
         check_settings(settings, {"is_gated_act": gate == "gated", "dense_act_fn": act})

@@ -19,12 +19,13 @@ from modules.pretrained.settings import (
     check_heads,
     check_position_options,
     check_settings,
+    check_values,
     get_option,
     read_options,
     write_options,
 )
 from modules.pretrained.weights import Layers, Names, State, weight_names
-from modules.schema import checked
+from modules.schema import check_value
 
 HEAD = "lm_head"
 BIAS = "final_logits_bias"
@@ -141,7 +142,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
         for name in self.tying_options:
             value = settings.get(name)
             values.append(
-                checked(bool, self.tying_defaults[name] if value is None else value, name)
+                check_value(bool, self.tying_defaults[name] if value is None else value, name)
             )
         pairs = zip(self.tying_options, values, strict=True)
         names = " and ".join(f"{name} {value}" for name, value in pairs)
@@ -192,6 +193,7 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
             check_feedforward(name, stack, self.activations)
             if "head_dim" not in self.options.values():
                 check_heads(name, stack)
+            check_values(name, stack)
             equal = stack.resolved.kv_heads == stack.heads
             require(equal, f"{name} models have as many kv_heads as heads.")
         for option in sorted({*self.options.values()} - MODEL_OPTIONS - {*DROPOUTS}):

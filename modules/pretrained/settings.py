@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from typing import Any, TypeVar, get_type_hints
 
 from modules.config import FeedForwardName, ResolvedOptions, StackConfig, require
-from modules.schema import checked, shown
+from modules.embedding import is_scaled
+from modules.schema import check_value, format_value
 
 Settings = dict[str, Any]  # the content of a config.json
 Activations = Mapping[str, FeedForwardName]  # their name -> ours
@@ -15,6 +16,7 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
     "swish": "silu",
@@ -44,13 +46,13 @@ def check_model_type(settings: Settings, families: Collection[str]) -> str:
     quantised = settings.get("quantization_config")
     require(not quantised, "The weights are quantised; choose a model with plain weights.")
     check_settings(settings, {"per_layer_config": None, "transformers_weights": None})
-    checked(list[str] | None, settings.get("architectures"), "architectures")
+    check_value(list[str] | None, settings.get("architectures"), "architectures")
     return str(name)
 
 
 def quoted(value: Any) -> str:
     """Returns a value in quotes for a message, cut if it is long."""
-    return f'"{value[:60]}"' if isinstance(value, str) else f'"{shown(value)}"'
+    return f'"{value[:60]}"' if isinstance(value, str) else f'"{format_value(value)}"'
 
 
 def read_options(
@@ -73,9 +75,9 @@ def read_options(
     for theirs, ours in names.items():
         if settings.get(theirs) is None:
             continue
-        value = checked(types[ours], settings[theirs], theirs)
+        value = check_value(types[ours], settings[theirs], theirs)
         huge = isinstance(value, int) and value > MAX_SIZE
-        require(not huge, f"{theirs} is {shown(value)}, which is beyond any model.")
+        require(not huge, f"{theirs} is {format_value(value)}, which is beyond any model.")
         options[ours] = value
     missing = [theirs for theirs, ours in names.items() if ours in required and ours not in options]
     require(not missing, f"config.json lacks {', '.join(missing)}.")
@@ -137,7 +139,7 @@ def check_settings(settings: Settings, wanted: Mapping[str, Any]) -> None:
     for name, value in wanted.items():
         got = settings.get(name, value)
         same = got == value or not (got or value)
-        reason = f"{name} is {shown(got)}, which is not supported"
+        reason = f"{name} is {format_value(got)}, which is not supported"
         require(same, f"{reason}; choose a model in which it is {value}.")
 
 
@@ -169,6 +171,14 @@ def check_position_options(
         )
 
 
+def check_unscaled(family: str, config: Any) -> None:
+    """Raises `ValueError` if the vectors of tokens are multiplied by sqrt(E)."""
+    require(
+        not is_scaled(config.scale_embedding, config.position),
+        f"{family} models have scale_embedding False, but this one has True.",
+    )
+
+
 def check_feedforward(family: str, config: Any, activations: Activations) -> None:
     """Raises `ValueError` if models of `family` have no such feed-forward layer."""
     name = get_option(config, "feedforward")
@@ -177,9 +187,19 @@ def check_feedforward(family: str, config: Any, activations: Activations) -> Non
 
 def check_heads(family: str, stack: StackConfig) -> None:
     """Raises `ValueError` unless each head has its own keys and an equal part of the width."""
+    check_values(family, stack)
     sizes = stack.resolved
     plain = sizes.kv_heads == stack.heads and stack.heads * sizes.head_dim == stack.width
     require(plain, f"{family} models have as many kv_heads as heads, each of size width / heads.")
+
+
+def check_values(family: str, stack: StackConfig) -> None:
+    """Raises `ValueError` unless values are as large as keys."""
+    sizes = stack.resolved
+    require(
+        sizes.value_dim == sizes.head_dim,
+        f"{family} models have value_dim {sizes.head_dim}, that of keys, not {sizes.value_dim}.",
+    )
 
 
 def count_classes(settings: Settings, head: str) -> int | None:
@@ -187,8 +207,8 @@ def count_classes(settings: Settings, head: str) -> int | None:
 
     None if the architecture is not one with this `head`, such as "SequenceClassification".
     """
-    count = checked(int | None, settings.get("num_labels"), "num_labels")
-    names = checked(dict[Any, Any] | None, settings.get("id2label"), "id2label")
+    count = check_value(int | None, settings.get("num_labels"), "num_labels")
+    names = check_value(dict[Any, Any] | None, settings.get("id2label"), "id2label")
     if not any(head in name for name in settings.get("architectures") or ()):
         return None
     return count or len(names or (0, 1))

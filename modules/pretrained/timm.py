@@ -1,4 +1,4 @@
-"""Configs of timm's `VisionTransformer`, read from a model or weights, written as arguments.
+"""Configs of timm's `VisionTransformer`, `VisionTransformerDistilled` and `MlpMixer`, as arguments.
 
 A model is read only if timm's own class, built from the config that was read, equals it in all
 parts.
@@ -6,7 +6,7 @@ parts.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -15,16 +15,25 @@ from typing import Any
 from torch import nn
 
 from modules.config import FeedForwardName, PoolName, StackConfig, require
-from modules.models.vit import ViTConfig
+from modules.models.vit import VIT_PRESETS, ViTConfig
 from modules.pretrained.settings import check_feedforward, check_fixed_options, check_heads
-from modules.pretrained.vit import count_prefix_positions
+from modules.pretrained.timm_mixer import (
+    STEM,
+    config_from_mixer_state,
+    mixer_arguments,
+    mlp_ratio,
+    nearest_mixer,
+)
+from modules.pretrained.vit import TIMM, count_prefix_positions
 from modules.pretrained.weights import State, build_on_meta
 
 # Dimensions of the weights whose shapes tell sizes; those in `REQUIRED` are in every file.
 DIMENSIONS = {
     "patch_embed.proj.weight": 4,
     "pos_embed": 3,
+    "patch_embed.backbone.conv.weight": 4,
     "cls_token": 3,
+    "dist_token": 3,
     "reg_token": 3,
     "blocks.0.attn.qkv.weight": 2,
     "blocks.0.mlp.fc1.weight": 2,
@@ -47,16 +56,26 @@ ACTIVATIONS: dict[str, FeedForwardName] = {
     "SiLU()": "silu",
     "ReLU()": "relu",
 }
+STRIDES = {"patch": 1, "hybrid": 4}  # of our stem before its patches are taken
 # What all models of timm's class have.
 COMMON = {
     "position": "learned",
-    "stem": "patch",
     "attention": "dot",
     "norm": "layernorm",
     "order": "pre",
     "bias": True,
     "mlp_bias": True,
 }
+HYBRID_STEM = """Sequential(
+  (conv): StdConv2dSame({channels}, 64, kernel_size=(7, 7), stride=(2, 2), bias=False)
+  (norm): GroupNormAct(
+    32, 64, eps=1e-05, affine=True, bias=True
+    (drop): Identity()
+    (act): ReLU(inplace=True)
+  )
+  (pool): MaxPool2dSame(kernel_size=(3, 3), stride=(2, 2), padding=(0, 0), dilation=(1, 1), \
+ceil_mode=False)
+)"""
 # Attributes that do not change what a model computes.
 IRRELEVANT = (
     "training",
@@ -65,18 +84,22 @@ IRRELEVANT = (
     "pretrained_cfg",
     "default_cfg",
     "pretrained_model_args",
+    "mlp_ratio",  # of hidden widths, which are compared
+    "target_shift_size",  # of windows, if the size of images changes
 )
 
 
 def config_from_timm_state(
     state: State, known: ViTConfig, prefix_positions: bool | None = None
 ) -> ViTConfig:
-    """Returns the config of a timm ViT from its `state_dict()`.
+    """Returns the config of a timm ViT or Mixer from its `state_dict()`.
 
     Sizes follow from shapes; `known` has the rest: pool, `NOT_IN_SHAPES`, and the initial value of
     layer scale. `prefix_positions` as in `ViTFamily`. Raises `ValueError` if these are not weights
-    of a plain timm ViT, or do not fit `known`.
+    of a plain timm ViT or Mixer, or do not fit `known`.
     """
+    if STEM in state:
+        return config_from_mixer_state(state, known)
     for name in REQUIRED:
         require(name in state, f"{name} is missing: these are not weights of a plain timm ViT.")
     for name, count in DIMENSIONS.items():
@@ -84,11 +107,16 @@ def config_from_timm_state(
         require(fits, f"{name} does not have {count} dimensions.")
     width, channels, patch, other = state["patch_embed.proj.weight"].shape
     require(patch == other, f"Patches of {patch} x {other} pixels are not square.")
+    is_hybrid = "patch_embed.backbone.conv.weight" in state
+    if is_hybrid:
+        channels = state["patch_embed.backbone.conv.weight"].shape[1]
+        patch *= 4
     class_token = "cls_token" in state
+    distillation = "dist_token" in state
     registers = state["reg_token"].shape[1] if "reg_token" in state else 0
     positions = state["pos_embed"].shape[1]
     covered = count_prefix_positions(
-        "pos_embed", positions, class_token + registers, prefix_positions
+        "pos_embed", positions, class_token + distillation + registers, prefix_positions
     )
     hidden = len(state["blocks.0.mlp.fc1.weight"])
     blocks = [re.match(r"blocks\.(\d{1,9})\.", name) for name in state]
@@ -108,9 +136,11 @@ def config_from_timm_state(
         known,
         image_size=patch * math.isqrt(positions - covered),
         patch_size=patch,
+        stem="hybrid" if is_hybrid else "patch",
         channels=channels,
         num_classes=len(state["head.bias"]) if "head.bias" in state else 1,
         class_token=None if class_token == (known.pool == "cls") else class_token,
+        distillation_token=distillation,
         register_tokens=registers,
         norm_after_pool="fc_norm.weight" in state,
         stack=stack,
@@ -118,29 +148,33 @@ def config_from_timm_state(
 
 
 def timm_arguments(config: ViTConfig) -> dict[str, Any]:
-    """Returns the arguments of timm's `VisionTransformer` for the same model, but eps of norms.
+    """Returns the arguments of timm's class for the same model, but eps of norms and stem.
 
     Raises `ValueError` if there is no such model, with the option.
     """
     stack = config.stack
+    if stack.order == "mixer":
+        return mixer_arguments(config)
+    require(config.stem in STRIDES, f'timm models have no stem "{config.stem}".')
     check_fixed_options("timm", config, COMMON)
+    require(
+        not (config.distillation_token and config.register_tokens),
+        "timm models with a distillation_token have no register_tokens.",
+    )
     check_heads("timm", stack)
     check_feedforward("timm", config, ACTIVATIONS)
     require(config.pool in POOLS, f'timm models have no pool "{config.pool}".')
     sizes = stack.resolved
-    ratio = sizes.mlp_width / stack.width
-    if int(stack.width * ratio) < sizes.mlp_width:  # timm rounds down
-        ratio = math.nextafter(ratio, math.inf)
     scale = stack.layer_scale
     return {
         "img_size": config.image_size,
-        "patch_size": config.patch_size,
+        "patch_size": config.patch_size // STRIDES[config.stem],
         "in_chans": config.channels,
         "num_classes": config.num_classes,
         "embed_dim": stack.width,
         "depth": stack.depth,
         "num_heads": stack.heads,
-        "mlp_ratio": ratio,
+        "mlp_ratio": mlp_ratio(sizes.mlp_width, stack.width),
         "global_pool": POOLS[config.pool],
         "class_token": config.has_class_token,
         "reg_tokens": config.register_tokens,
@@ -156,6 +190,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 
 # What timm's config.json may say of a model that ours can equal.
 ARGUMENTS = timm_arguments(ViTConfig()).keys() | {"dynamic_img_size"}
+ARGUMENTS |= timm_arguments(VIT_PRESETS["mixer_base"]).keys()
 
 
 def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,20 +205,46 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
     """
     stack = config.stack
     require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
-    defaults = timm_arguments(ViTConfig(stack=StackConfig(768, 12, 12)))
-    defaults["fc_norm"] = config.pool != "cls"
-    size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
-    if size != "base":
-        defaults |= {"embed_dim": stack.width, "num_heads": stack.heads}
+    name, nearest = nearest_model(config)
+    defaults = timm_arguments(nearest) | {"fc_norm": config.pool != "cls"}
     arguments = timm_arguments(config)
+    pool = arguments["global_pool"]
+    arguments = {name: value for name, value in arguments.items() if value != defaults[name]}
+    stem = "first" if config.stem == "hybrid" else "conv"
+    (first,) = TIMM.names(config)[f"embed.stem.{stem}.weight"]
+    classifier = ["head", "head_dist"] if config.distillation_token else "head"
+    layers = (first.removesuffix(".weight"), classifier)
+    return write_settings(name, config, metadata, arguments, stack.width, pool, layers)
+
+
+def write_settings(
+    architecture: str,
+    config: Any,
+    metadata: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    width: int,
+    pool: str,
+    layers: tuple[str, str | list[str]],
+) -> dict[str, Any]:
+    """Returns a config.json of timm.
+
+    Args:
+        architecture: A registered model.
+        config, metadata: As of `timm_settings`.
+        arguments: In which the model differs from the registered one.
+        width: Of the pooled vector.
+        pool: timm's name of the pooling.
+        layers: timm's names of the first layer and the classifier, or classifiers.
+    """
+    first, classifier = layers
     return {
-        "architecture": f"vit_{size}_patch16_224",
+        "architecture": architecture,
         "num_classes": config.num_classes,
-        "num_features": stack.width,
-        "global_pool": arguments["global_pool"],
+        "num_features": width,
+        "global_pool": pool,
         "label_names": metadata["class_names"],
         "problem_type": metadata["problem_type"],
-        "model_args": {name: value for name, value in arguments.items() if value != defaults[name]},
+        "model_args": dict(arguments),
         "pretrained_cfg": {
             "num_classes": config.num_classes,
             "input_size": [config.channels, config.image_size, config.image_size],
@@ -193,20 +254,44 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
             "crop_mode": "center",
             "mean": metadata["mean"],
             "std": metadata["std"],
-            "first_conv": "patch_embed.proj",
-            "classifier": "head",
+            "first_conv": first,
+            "classifier": classifier,
         },
     }
 
 
+def nearest_model(config: ViTConfig) -> tuple[str, ViTConfig]:
+    """Returns the name of a timm model that arguments turn into ours, and its config.
+
+    Raises `ValueError` if there is none.
+    """
+    stack = config.stack
+    if stack.order == "mixer":
+        return nearest_mixer(config)
+    if config.stem == "hybrid":
+        return "vit_tiny_r_s16_p8_224", VIT_PRESETS["hybrid_tiny"]
+    size = {(192, 3): "tiny", (384, 6): "small"}.get((stack.width, stack.heads), "base")
+    if config.distillation_token:
+        return f"deit_{size}_distilled_patch16_224", VIT_PRESETS[f"deit_{size}"]
+    return f"vit_{size}_patch16_224", VIT_PRESETS[size]
+
+
 def config_from_timm_model(model: nn.Module) -> ViTConfig:
-    """Returns the config of a timm `VisionTransformer`.
+    """Returns the config of a timm `VisionTransformer` or `MlpMixer`.
 
     Raises `ValueError` if the model has parts that ours lacks, by name.
     """
     timm: Any = model
+    if type(model).__name__ == "MlpMixer":
+        return config_from_timm_mixer(timm)
+    require(
+        not type(model).__name__.endswith("RelPos"),
+        "timm's model has relative positions, which Tessera does not have: choose another.",
+    )
     check_part(
-        type(model).__name__, "VisionTransformer", "is not a plain ViT; choose vit_* or deit3_*"
+        type(model).__name__.removesuffix("Distilled"),
+        "VisionTransformer",
+        "is not a plain ViT; choose vit_*, deit_*, deit3_* or mixer_*",
     )
     pool = next((ours for ours, name in POOLS.items() if name == timm.global_pool), None)
     require(
@@ -236,8 +321,47 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
         "weight_init": "skip",
         "norm_layer": partial(norm, eps=block.norm1.eps),
     }
+    if config.stem == "hybrid":
+        backbone = timm.patch_embed.backbone
+        check_hybrid_stem(backbone, config.channels or 0)
+        backbone = deepcopy(backbone).to("meta")
+        embed_layer: Callable[..., Any] = type(timm.patch_embed)
+        arguments["embed_layer"] = partial(embed_layer, backbone=backbone)
+    check_parts(model, arguments)
+    return config
+
+
+def check_hybrid_stem(backbone: Any, channels: int) -> None:
+    """Raises `ValueError` unless layers of timm's are those of `HybridStem`."""
+    same = repr(backbone) == HYBRID_STEM.format(channels=channels)
+    require(
+        same and backbone.conv.same_pad and backbone.conv.eps == 1e-8,
+        "patch_embed.backbone of timm's model is not supported; choose vit_tiny_r_s16_p8_224.",
+    )
+
+
+def config_from_timm_mixer(model: Any) -> ViTConfig:
+    """Returns the config of a timm `MlpMixer`; raises `ValueError` as `config_from_timm_model`."""
+    block = model.blocks[0]
+    name = type(block).__name__
+    check_part(name, "MixerBlock", "is not supported; choose a model of plain Mixer blocks")
+    norm: Any = type(block.norm1)
+    check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+    known = ViTConfig(stack=StackConfig(heads=1, norm_eps=block.norm1.eps))
+    config = config_from_mixer_state(model.state_dict(), known)
+    arguments = {
+        "num_classes": model.num_classes,  # 0: there is no classifier
+        "norm_layer": partial(norm, eps=block.norm1.eps),
+    }
+    check_parts(model, mixer_arguments(config) | arguments)
+    return config
+
+
+def check_parts(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Raises `ValueError` unless a model of timm's equals that of its class by `arguments`."""
+    kind: Any = type(model)
     theirs = describe(model)
-    plain = describe(build_on_meta(lambda: type(model)(**arguments)))
+    plain = describe(build_on_meta(lambda: kind(**arguments)))
     for name in {**theirs, **plain}:
         had = theirs.get(name, "missing")
         wanted = plain.get(name, "nothing")
@@ -245,7 +369,6 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
             had == wanted,
             f"{name.strip('.')} of timm's model is {had}; only {wanted} is supported.",
         )
-    return config
 
 
 def check_part(name: str, wanted: str, reason: str) -> None:

@@ -1,57 +1,38 @@
 """ViT weights of timm, torchvision and transformers, converted both ways.
 
-Those libraries may add a position to class and register tokens. It is a constant, so here it is
+Those libraries may add a position to class tokens and the like. It is a constant, so here it is
 part of the token.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from modules.config import StackConfig, require
+from modules.config import require
 from modules.models.vit import ViT, ViTConfig
+from modules.patch_embedding import resize_patches
 from modules.position import resize_grid
-from modules.pretrained.family import Family, TransformersFamily
+from modules.pretrained.family import Family
 from modules.pretrained.settings import (
-    ACTIVATIONS,
-    Settings,
-    build_config,
     check_fixed_options,
-    count_classes,
 )
-from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
+from modules.pretrained.weights import (
+    CLASSIFIERS,
+    Names,
+    State,
+    drop_other_classifier,
+    weight_names,
+)
 
 POSITION_TABLE = "position.table"
+PATCHES = "embed.stem.conv.weight"
 TOKENS = "prefix.vectors"
 BLOCK = "stack.blocks.{i}"
-OPTIONS = {  # of transformers' config.json -> ours
-    "image_size": "image_size",
-    "patch_size": "patch_size",
-    "num_channels": "channels",
-    "hidden_size": "width",
-    "num_hidden_layers": "depth",
-    "num_attention_heads": "heads",
-    "head_dim": "head_dim",
-    "intermediate_size": "mlp_width",
-    "hidden_act": "feedforward",
-    "hidden_dropout_prob": "dropout",
-    "attention_probs_dropout_prob": "attention_dropout",
-    "layer_norm_eps": "norm_eps",
-    "qkv_bias": "qkv_bias",
-}
-DEFAULTS = {
-    "image_size": 224,
-    "patch_size": 16,
-    "channels": 3,
-    "feedforward": "gelu",
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-    "norm_eps": 1e-12,
-    "qkv_bias": True,
-}
+TokenKind = Literal["class", "distillation", "register"]
+TOKEN_KINDS: tuple[TokenKind, ...] = get_args(TokenKind)  # as in `ViTConfig.prefix_counts`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +41,12 @@ class ViTFamily(Family[ViTConfig]):
 
     Args:
         positions: Their table of positions, (1, prefix and patches or patches only, E).
-        tokens: Their class token and register tokens, (1, count, E) each.
+        tokens: Their name of each kind of tokens that they have, in our order, (1, count, E) each.
     """
 
     positions: str
-    tokens: tuple[str, ...]
-    optional: tuple[str, ...] = ("head.linear.",)
+    tokens: dict[TokenKind, str]
+    optional: tuple[str, ...] = CLASSIFIERS
 
     def names(self, config: ViTConfig) -> Names:
         """Returns our names with theirs; positions and tokens keep ours."""
@@ -74,6 +55,9 @@ class ViTFamily(Family[ViTConfig]):
 
     def networks(self, config: ViTConfig) -> list[nn.Module]:
         return [ViT(replace(config, num_classes=config.num_classes or 1))]
+
+    def import_tensor(self, name: str, value: Tensor, config: ViTConfig) -> Tensor:
+        return fitting_patches(name, value, config)
 
     def check(self, config: ViTConfig) -> None:
         check_fixed_options(self.name, config, {"position": "learned"})
@@ -90,13 +74,13 @@ class ViTFamily(Family[ViTConfig]):
         state = {self.full_name(name): value for name, value in state.items()}
         missing = f"{self.positions} is missing: these are not weights of a {self.name} ViT."
         require(self.positions in state, missing)
-        for name in (self.positions, *self.tokens):
+        for name in (self.positions, *self.tokens.values()):
             shape = tuple(state[name].shape) if name in state else (1, 1, config.stack.width)
             fits = len(shape) == 3 and shape[::2] == (1, config.stack.width)
             require(fits, f"{name} is {shape}, not (1, count, {config.stack.width}).")
         rest = dict(state)
         positions = rest.pop(self.positions)[0]  # (P + N, E) or (N, E)
-        tokens = [rest.pop(name)[0] for name in self.tokens if name in rest]
+        tokens = [rest.pop(name)[0] for name in self.tokens.values() if name in rest]
         prefix = torch.cat(tokens) if tokens else positions[:0]  # (P, E)
         covered = count_prefix_positions(
             self.positions, len(positions), len(prefix), prefix_positions
@@ -127,12 +111,86 @@ class ViTFamily(Family[ViTConfig]):
         if prefix_positions:
             positions = torch.cat((torch.zeros_like(prefix), positions))  # (P + N, E)
         theirs[self.positions] = positions[None]  # (1, P + N, E) or (1, N, E)
-        counts = [int(config.has_class_token), config.register_tokens][: len(self.tokens)]
-        require(sum(counts) == len(prefix), f"{self.name} has no place for register tokens.")
-        for name, vectors in zip(self.tokens, prefix.split(counts), strict=True):
+        parts = prefix.split(config.prefix_counts)  # (1 or 0, E), (1 or 0, E), (registers, E)
+        for kind, vectors in zip(TOKEN_KINDS, parts, strict=True):
             if len(vectors):
-                theirs[name] = vectors[None]  # (1, count, E)
+                require(kind in self.tokens, f"{self.name} has no place for {kind} tokens.")
+                theirs[self.tokens[kind]] = vectors[None]  # (1, count, E)
         return theirs
+
+
+def resize_vit(state: State, saved: ViTConfig, config: ViTConfig) -> State:
+    """Returns weights of a config under our names for the images and patches of another."""
+    state = resize_stem(state, saved, config)
+    if saved.position == "learned" and POSITION_TABLE in state:
+        table = resize_grid(state[POSITION_TABLE], config.grid)  # (rows, columns, E)
+        state = {**state, POSITION_TABLE: table}
+    return state
+
+
+def resize_stem(state: State, saved: Any, config: Any) -> State:
+    """Returns weights of a config of an image network with filters for the patches of another."""
+    if PATCHES not in state or saved.stem != config.stem:
+        return state
+    return {**state, PATCHES: fitting_patches(PATCHES, state[PATCHES], config)}
+
+
+def fitting_patches(name: str, value: Tensor, config: Any) -> Tensor:
+    """Resizes the filters of patches, given our name, to the patch size of `config`."""
+    if name != PATCHES or config.stem not in ("patch", "hybrid"):
+        return value
+    size = config.patch_size if config.stem == "patch" else config.patch_size // 4
+    return resize_patches(value, size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerFamily(Family[ViTConfig]):
+    """How timm names the weights of an MLP-Mixer."""
+
+    optional: tuple[str, ...] = CLASSIFIERS
+
+    def names(self, config: ViTConfig) -> Names:
+        return weight_names(self.layers, config.stack.depth, self.tensors)
+
+    def networks(self, config: ViTConfig) -> list[nn.Module]:
+        return [ViT(replace(config, num_classes=config.num_classes or 1))]
+
+    def import_tensor(self, name: str, value: Tensor, config: ViTConfig) -> Tensor:
+        return fitting_patches(name, value, config)
+
+    def check(self, config: ViTConfig) -> None:
+        check_fixed_options(f"{self.name} Mixer", config, MIXER_OPTIONS)
+
+    def weights_from_external(self, state: State, config: ViTConfig) -> State:
+        """As in the base class; a classifier for another number of classes is left out."""
+        ours = super().weights_from_external(state, config)
+        return drop_other_classifier(ours, config.num_classes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimmFamily(ViTFamily):
+    """How timm names the weights of a ViT, or by `mixer` those of an MLP-Mixer."""
+
+    mixer: MixerFamily
+
+    def names(self, config: ViTConfig) -> Names:
+        if config.stack.order == "mixer":
+            return self.mixer.names(config)
+        return super().names(config)
+
+    def weights_from_external(
+        self, state: State, config: ViTConfig, prefix_positions: bool | None = None
+    ) -> State:
+        if config.stack.order == "mixer":
+            return self.mixer.weights_from_external(state, config)
+        return super().weights_from_external(state, config, prefix_positions)
+
+    def weights_to_external(
+        self, state: State, config: ViTConfig, prefix_positions: bool | None = None
+    ) -> State:
+        if config.stack.order == "mixer":
+            return self.mixer.weights_to_external(state, config)
+        return super().weights_to_external(state, config, prefix_positions)
 
 
 def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | None) -> int:
@@ -157,50 +215,27 @@ def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | N
     return fitting[0]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
-    """The ViT of transformers, whose config.json says the sizes; arguments as of both bases."""
-
-    architecture: str = "ViT"
-    options: dict[str, str] = field(default_factory=lambda: OPTIONS)
-    required: tuple[str, ...] = ("width", "depth", "heads", "mlp_width")
-    defaults: dict[str, Any] = field(default_factory=lambda: DEFAULTS)
-    activations: Any = field(default_factory=lambda: ACTIVATIONS)
-    unused: str = r"(pooler|decoder)\.|mask_token$"  # of heads for other tasks
-    prefix: str = "vit."
-    heads: tuple[str, ...] = ("classifier.", POSITION_TABLE, TOKENS)
-
-    def config_from_external(self, settings: Settings) -> ViTConfig:
-        """Returns our config; `num_classes` is null unless the file describes a classifier."""
-        options = self.read(settings, StackConfig, ViTConfig)
-        options["num_classes"] = count_classes(settings, "ImageClassification")
-        return build_config(ViTConfig, options | {"mlp_dropout": 0.0})
-
-
-def transformers_vit(
-    name: str, block: str, qkv: tuple[str, str, str], layers: dict[str, str]
-) -> TransformersViT:
-    """Returns a family of transformers; `layers` are our names in a block -> theirs."""
-    names: Layers = {
-        "embed.stem.conv": "vit.embeddings.patch_embeddings.projection",
-        f"{BLOCK}.norm1": f"{block}.layernorm_before",
-        f"{BLOCK}.attention.qkv": tuple(f"{block}.{part}" for part in qkv),
-        f"{BLOCK}.norm2": f"{block}.layernorm_after",
-        "stack.norm": "vit.layernorm",
-        "head.linear": "classifier",
-    }
-    names |= {f"{BLOCK}.{ours}": f"{block}.{theirs}" for ours, theirs in layers.items()}
-    return TransformersViT(
-        name=name,
-        layers=names,
-        positions="vit.embeddings.position_embeddings",
-        tokens=("vit.embeddings.cls_token",),
-    )
-
-
-TIMM = ViTFamily(
+MIXER_OPTIONS = {  # of all of timm's Mixers
+    "order": "mixer",
+    "stem": "patch",
+    "position": "none",
+    "pool": "mean",
+    "has_class_token": False,
+    "distillation_token": False,
+    "register_tokens": 0,
+    "norm_after_pool": False,
+    "feedforward": "gelu",
+    "norm": "layernorm",
+    "final_norm": True,
+    "layer_scale": None,
+    "bias": True,
+    "mlp_bias": True,
+}
+TIMM = TimmFamily(
     name="timm",
     layers={
+        "embed.stem.first": "patch_embed.backbone.conv",
+        "embed.stem.norm": "patch_embed.backbone.norm",
         "embed.stem.conv": "patch_embed.proj",
         f"{BLOCK}.norm1": "blocks.{i}.norm1",
         f"{BLOCK}.attention.qkv": "blocks.{i}.attn.qkv",
@@ -213,13 +248,28 @@ TIMM = ViTFamily(
         "stack.norm": "norm",
         "head.norm": "fc_norm",
         "head.linear": "head",
+        "distillation_head.linear": "head_dist",
     },
     tensors={
         f"{BLOCK}.residual1.scale.gamma": "blocks.{i}.ls1.gamma",
         f"{BLOCK}.residual2.scale.gamma": "blocks.{i}.ls2.gamma",
     },
     positions="pos_embed",
-    tokens=("cls_token", "reg_token"),
+    tokens={"class": "cls_token", "distillation": "dist_token", "register": "reg_token"},
+    mixer=MixerFamily(
+        name="timm",
+        layers={
+            "embed.stem.conv": "stem.proj",
+            f"{BLOCK}.norm1": "blocks.{i}.norm1",
+            f"{BLOCK}.token_mixing.up": "blocks.{i}.mlp_tokens.fc1",
+            f"{BLOCK}.token_mixing.down": "blocks.{i}.mlp_tokens.fc2",
+            f"{BLOCK}.norm2": "blocks.{i}.norm2",
+            f"{BLOCK}.feedforward.up": "blocks.{i}.mlp_channels.fc1",
+            f"{BLOCK}.feedforward.down": "blocks.{i}.mlp_channels.fc2",
+            "stack.norm": "norm",
+            "head.linear": "head",
+        },
+    ),
 )
 LAYER = "encoder.layers.encoder_layer_{i}"
 TORCHVISION = ViTFamily(
@@ -239,29 +289,5 @@ TORCHVISION = ViTFamily(
         f"{BLOCK}.attention.qkv.bias": f"{LAYER}.self_attention.in_proj_bias",
     },
     positions="encoder.pos_embedding",
-    tokens=("class_token",),
+    tokens={"class": "class_token"},
 )
-HUGGINGFACE = transformers_vit(
-    "huggingface",
-    "vit.encoder.layer.{i}",
-    ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
-    {
-        "attention.output": "attention.output.dense",
-        "feedforward.up": "intermediate.dense",
-        "feedforward.down": "output.dense",
-    },
-)
-HUGGINGFACE5 = transformers_vit(  # names in memory since transformers 5; files keep the older ones
-    "huggingface5",
-    "vit.layers.{i}",
-    ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-    {
-        "attention.output": "attention.o_proj",
-        "feedforward.up": "mlp.fc1",
-        "feedforward.down": "mlp.fc2",
-    },
-)
-FAMILIES: dict[str, ViTFamily] = {
-    family.name: family for family in (TIMM, TORCHVISION, HUGGINGFACE, HUGGINGFACE5)
-}
-BY_MODEL_TYPE = {"vit": HUGGINGFACE}  # of files, by the model_type in config.json

@@ -13,6 +13,7 @@ State = dict[str, Tensor]
 Layers = dict[str, str | tuple[str, ...]]
 Names = dict[str, tuple[str, ...]]
 Built = TypeVar("Built")
+CLASSIFIERS = ("head.linear.", "distillation_head.linear.")  # layers with a row for each class
 BUILD_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError),
     *(LookupError, RuntimeError, TypeError),
@@ -20,7 +21,7 @@ BUILD_ERRORS = (
 
 
 def weight_names(layers: Layers, depth: int, tensors: Mapping[str, str] | None = None) -> Names:
-    """Returns the names of all weights, ours -> theirs; arguments as of `Family`."""
+    """Returns the names of all weights, ours -> theirs; arguments as in `Family`."""
     pairs: Names = {}
     for ours, theirs in layers.items():
         parts = (theirs,) if isinstance(theirs, str) else theirs
@@ -104,7 +105,7 @@ def drop_other_classifier(state: State, num_classes: int | None) -> State:
     bias = state.get("head.linear.bias")
     if bias is not None and bias.shape == (num_classes,):
         return state
-    return {name: value for name, value in state.items() if not name.startswith("head.linear.")}
+    return {name: value for name, value in state.items() if not name.startswith(CLASSIFIERS)}
 
 
 def build_on_meta(build: Callable[[], Built]) -> Built:

@@ -1,0 +1,204 @@
+"""Masked autoencoders of transformers (`ViTMAEForPreTraining`), converted both ways.
+
+Their positions are tables that are not trained: sin and cos of column and row. Here the tables are
+learned positions.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from modules.config import StackConfig, require
+from modules.models.mae import MAEConfig, MaskedAutoencoder
+from modules.position import build_position, resize_grid
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    Settings,
+    build_config,
+    check_feedforward,
+    check_fixed_options,
+    check_heads,
+    read_options,
+    write_options,
+)
+from modules.pretrained.vit import POSITION_TABLE, TOKENS
+from modules.pretrained.vit_transformers import HUGGINGFACE, OPTIONS, TransformersViT
+from modules.pretrained.weights import Layers, Names, State, weight_names
+
+DECODER = "decoder.decoder_layers.{i}"
+BLOCK = "decoder.stack.blocks.{i}"
+TABLE = f"decoder.{POSITION_TABLE}"
+THEIR_TABLE = "decoder.decoder_pos_embed"
+DECODER_LAYERS: Layers = {
+    "decoder.project": "decoder.decoder_embed",
+    f"{BLOCK}.norm1": f"{DECODER}.layernorm_before",
+    f"{BLOCK}.attention.qkv": (
+        f"{DECODER}.attention.attention.query",
+        f"{DECODER}.attention.attention.key",
+        f"{DECODER}.attention.attention.value",
+    ),
+    f"{BLOCK}.attention.output": f"{DECODER}.attention.output.dense",
+    f"{BLOCK}.norm2": f"{DECODER}.layernorm_after",
+    f"{BLOCK}.feedforward.up": f"{DECODER}.intermediate.dense",
+    f"{BLOCK}.feedforward.down": f"{DECODER}.output.dense",
+    "decoder.stack.norm": "decoder.decoder_norm",
+    "decoder.head": "decoder.decoder_pred",
+}
+DECODER_TENSORS = {"decoder.mask_token": "decoder.mask_token", TABLE: TABLE}
+DECODER_OPTIONS = {  # of their config.json -> ours
+    "decoder_hidden_size": "width",
+    "decoder_num_hidden_layers": "depth",
+    "decoder_num_attention_heads": "heads",
+    "decoder_intermediate_size": "mlp_width",
+}
+FIXED_POSITIONS = ("none", "sinusoidal", "sincos2d")  # which are added, so that a table equals them
+COMMON = {  # of encoder and decoder of all their models
+    "order": "pre",
+    "norm": "layernorm",
+    "final_norm": True,
+    "attention": "dot",
+    "bias": True,
+    "mlp_bias": True,
+    "qk_norm": False,
+    "layer_scale": None,
+    "conv_kernel": None,
+}
+SAME = ("norm_eps", "feedforward", "qkv_bias", "dropout", "attention_dropout")
+# Of the encoder alone.
+WHOLE = {"stem": "patch", "has_class_token": True, "register_tokens": 0, "norm_after_pool": False}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAEFamily(TransformersViT):
+    """ViTMAE of transformers; arguments as `TransformersViT`."""
+
+    def full_name(self, name: str) -> str:
+        """As in the base class; transformers 5 saves the decoder's blocks under another name."""
+        return super().full_name(name.replace("decoder_encoder.layer.", "decoder_layers."))
+
+    def names(self, config: Any) -> Names:
+        decoder = weight_names(DECODER_LAYERS, config.decoder.depth, DECODER_TENSORS)
+        return super().names(config) | decoder
+
+    def networks(self, config: Any) -> list[nn.Module]:
+        return [MaskedAutoencoder(config)]
+
+    def check(self, config: Any) -> None:
+        check_fixed_options(self.name, config, WHOLE | {"position": "learned"})
+        for stack in (config.stack, config.decoder):
+            check_fixed_options(self.name, stack, COMMON)
+            check_feedforward(self.name, stack, self.activations)
+            check_heads(self.name, stack)
+        check_fixed_options(
+            f"{self.name} with this encoder: decoder",
+            config.decoder,
+            {name: getattr(config.stack, name) for name in SAME},
+        )
+
+    def import_tensor(self, name: str, value: Tensor, config: Any) -> Tensor:
+        """As in the base class; their pixels are in the order (P, P, C), ours in (C, P, P)."""
+        if name == "decoder.mask_token":
+            return value.flatten()  # (1, 1, D) -> (D,)
+        if not name.startswith("decoder.head."):
+            return super().import_tensor(name, value, config)
+        size = config.patch_size
+        if len(value) != config.channels * size**2:
+            return value  # which is refused
+        pixels = value.unflatten(0, (size, size, -1))  # (P, P, C) or (P, P, C, D)
+        return pixels.movedim(2, 0).flatten(0, 2)  # (C P P) or (C P P, D)
+
+    def export_tensor(self, name: str, value: Tensor, config: Any) -> Tensor:
+        if name == "decoder.mask_token":
+            return value[None, None]  # (D,) -> (1, 1, D)
+        if not name.startswith("decoder.head."):
+            return super().export_tensor(name, value, config)
+        size = config.patch_size
+        pixels = value.unflatten(0, (-1, size, size))  # (C, P, P) or (C, P, P, D)
+        return pixels.movedim(0, 2).flatten(0, 2)  # (P P C) or (P P C, D)
+
+    def weights_from_external(
+        self, state: State, config: Any, prefix_positions: bool | None = None
+    ) -> State:
+        """As in the base class; files of an encoder alone have no decoder."""
+        rest = dict(state)
+        if THEIR_TABLE in rest:
+            table = rest.pop(THEIR_TABLE)  # (1, 1 + N, D)
+            side = math.isqrt(table.shape[1] - 1) if table.dim() == 3 else 0
+            require(
+                table.dim() == 3 and table.shape[1] == 1 + side**2,
+                f"{THEIR_TABLE} is {tuple(table.shape)}, not (1, 1 + rows x columns, width).",
+            )
+            require(
+                not table[:, 0].any(),
+                f"{THEIR_TABLE} has a position for the class token, which models here lack.",
+            )
+            grid = table[0, 1:].unflatten(0, (side, side))  # (rows, columns, D)
+            rest[TABLE] = resize_grid(grid, config.grid)
+        return super().weights_from_external(rest, config, prefix_positions)
+
+    def weights_to_external(
+        self, state: State, config: Any, prefix_positions: bool | None = None
+    ) -> State:
+        """As in the base class; fixed positions become the tables that they stand for."""
+        state, config = with_tables(state, config)
+        theirs = super().weights_to_external(state, config, prefix_positions)
+        table = theirs.pop(TABLE).flatten(0, 1)  # (N, D)
+        theirs[THEIR_TABLE] = torch.cat((torch.zeros_like(table[:1]), table))[None]  # (1, 1 + N, D)
+        return theirs
+
+    def config_from_external(self, settings: Settings) -> Any:
+        """Returns our config, an `MAEConfig`."""
+        options = self.read(settings, StackConfig, MAEConfig)
+        decoder = read_options(
+            settings, DECODER_OPTIONS, tuple(DECODER_OPTIONS.values()), StackConfig
+        )
+        shared = {"position": "learned", "num_classes": None, "mlp_dropout": 0.0}
+        stacks = {"stack": {}, "decoder": decoder}
+        return build_config(MAEConfig, {**options, **shared}, stacks)
+
+    def config_to_external(self, config: MAEConfig) -> Settings:
+        """Returns the config.json of a model of ours.
+
+        Raises `ValueError` if no model of theirs can equal ours, with the reason.
+        """
+        if config.position in FIXED_POSITIONS:
+            config = replace(config, position="learned", position_options={})
+        self.check(config)
+        options = {theirs: ours for theirs, ours in self.options.items() if ours != "head_dim"}
+        return {
+            **write_options(config, options, self.activations),
+            **write_options(config.decoder, DECODER_OPTIONS, self.activations),
+            "model_type": "vit_mae",
+            "architectures": [f"{self.architecture}ForPreTraining"],
+        }
+
+
+def with_tables(state: State, config: MAEConfig) -> tuple[State, MAEConfig]:
+    """Returns weights and config of an equal network with learned positions, if they were fixed."""
+    if config.position not in FIXED_POSITIONS:
+        return state, config
+    tables = {}
+    device = state["decoder.mask_token"].device
+    for name, stack in ((POSITION_TABLE, config.stack), (TABLE, config.decoder)):
+        position = build_position(config.position, config.position_options, stack, config.grid)
+        nothing = torch.zeros(1, config.num_patches, stack.width, device=device)
+        tables[name] = position.embed(nothing)[0].unflatten(0, config.grid)  # (rows, columns, E)
+    return {**state, **tables}, replace(config, position="learned", position_options={})
+
+
+MAE = MAEFamily(
+    name="vit_mae",
+    layers={ours: theirs for ours, theirs in HUGGINGFACE.layers.items() if ours != "head.linear"},
+    positions=HUGGINGFACE.positions,
+    tokens=HUGGINGFACE.tokens,
+    architecture="ViTMAE",
+    options={**OPTIONS, "mask_ratio": "mask_ratio", "norm_pix_loss": "norm_pixels"},
+    activations=ACTIVATIONS,
+    unused=r"$^",
+    optional=("decoder.",),
+    heads=("decoder.", POSITION_TABLE, TOKENS),
+)
+FAMILIES = {"vit_mae": MAE}

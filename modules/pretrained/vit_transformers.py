@@ -1,0 +1,148 @@
+"""ViT and DeiT of transformers: weights and config.json."""
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from modules.config import StackConfig
+from modules.models.vit import ViTConfig
+from modules.pretrained.family import TransformersFamily
+from modules.pretrained.settings import ACTIVATIONS, Settings, build_config, count_classes
+from modules.pretrained.vit import (
+    BLOCK,
+    POSITION_TABLE,
+    TIMM,
+    TOKENS,
+    TORCHVISION,
+    ViTFamily,
+)
+from modules.pretrained.weights import Layers
+
+OPTIONS = {  # of transformers' config.json -> ours
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "num_channels": "channels",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "mlp_width",
+    "hidden_act": "feedforward",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "layer_norm_eps": "norm_eps",
+    "qkv_bias": "qkv_bias",
+}
+DEFAULTS = {
+    "image_size": 224,
+    "patch_size": 16,
+    "channels": 3,
+    "feedforward": "gelu",
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "norm_eps": 1e-12,
+    "qkv_bias": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
+    """The ViT of transformers, whose config.json says the sizes; arguments as in both bases."""
+
+    architecture: str = "ViT"
+    options: dict[str, str] = field(default_factory=lambda: OPTIONS)
+    required: tuple[str, ...] = ("width", "depth", "heads", "mlp_width")
+    defaults: dict[str, Any] = field(default_factory=lambda: DEFAULTS)
+    activations: Any = field(default_factory=lambda: ACTIVATIONS)
+    unused: str = r"(pooler|decoder)\.|mask_token$"  # of heads for other tasks
+    prefix: str = "vit."
+    heads: tuple[str, ...] = ("classifier.", POSITION_TABLE, TOKENS)
+
+    def config_from_external(self, settings: Settings) -> ViTConfig:
+        """Returns our config; `num_classes` is null unless the file describes a classifier."""
+        options = self.read(settings, StackConfig, ViTConfig)
+        options["num_classes"] = count_classes(settings, "ImageClassification")
+        return build_config(ViTConfig, options | {"mlp_dropout": 0.0})
+
+
+def transformers_vit(
+    name: str, block: str, qkv: tuple[str, str, str], layers: dict[str, str]
+) -> TransformersViT:
+    """Returns a family of transformers; `layers` are our names in a block -> theirs."""
+    names: Layers = {
+        "embed.stem.conv": "vit.embeddings.patch_embeddings.projection",
+        f"{BLOCK}.norm1": f"{block}.layernorm_before",
+        f"{BLOCK}.attention.qkv": tuple(f"{block}.{part}" for part in qkv),
+        f"{BLOCK}.norm2": f"{block}.layernorm_after",
+        "stack.norm": "vit.layernorm",
+        "head.linear": "classifier",
+    }
+    names |= {f"{BLOCK}.{ours}": f"{block}.{theirs}" for ours, theirs in layers.items()}
+    return TransformersViT(
+        name=name,
+        layers=names,
+        positions="vit.embeddings.position_embeddings",
+        tokens={"class": "vit.embeddings.cls_token"},
+    )
+
+
+def transformers_deit(vit: TransformersViT) -> TransformersViT:
+    """Returns the family of `DeiTForImageClassificationWithTeacher`, given that of the ViT."""
+
+    def renamed(theirs: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if isinstance(theirs, str):
+            return re.sub("^vit", "deit", theirs)
+        return tuple(re.sub("^vit", "deit", part) for part in theirs)
+
+    layers: Layers = {ours: renamed(theirs) for ours, theirs in vit.layers.items()}
+    layers |= {
+        "head.linear": "cls_classifier",
+        "distillation_head.linear": "distillation_classifier",
+    }
+    return replace(
+        vit,
+        name=vit.name.replace("huggingface", "deit"),
+        architecture="DeiT",
+        layers=layers,
+        positions="deit.embeddings.position_embeddings",
+        tokens={
+            "class": "deit.embeddings.cls_token",
+            "distillation": "deit.embeddings.distillation_token",
+        },
+        fixed={"distillation_token": True},
+        prefix="deit.",
+        heads=("cls_classifier.", "distillation_classifier.", POSITION_TABLE, TOKENS),
+    )
+
+
+HUGGINGFACE = transformers_vit(
+    "huggingface",
+    "vit.encoder.layer.{i}",
+    ("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+    {
+        "attention.output": "attention.output.dense",
+        "feedforward.up": "intermediate.dense",
+        "feedforward.down": "output.dense",
+    },
+)
+HUGGINGFACE5 = transformers_vit(  # names in memory since transformers 5; files keep the older ones
+    "huggingface5",
+    "vit.layers.{i}",
+    ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    {
+        "attention.output": "attention.o_proj",
+        "feedforward.up": "mlp.fc1",
+        "feedforward.down": "mlp.fc2",
+    },
+)
+DEIT = transformers_deit(HUGGINGFACE)
+DEIT5 = transformers_deit(HUGGINGFACE5)
+FAMILIES: dict[str, ViTFamily] = {
+    family.name: family for family in (TIMM, TORCHVISION, HUGGINGFACE, HUGGINGFACE5, DEIT, DEIT5)
+}
+# Of files, by the model_type in config.json. Of a masked autoencoder, the decoder is left out.
+BY_MODEL_TYPE: dict[str, TransformersViT] = {
+    "vit": HUGGINGFACE,
+    "vit_mae": HUGGINGFACE,
+    "deit": DEIT,
+}

@@ -1,0 +1,197 @@
+"""Attention within the windows of a grid of tokens (Liu 2021, Liu 2022)."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from modules.attention import (
+    NO_ATTENTION_CACHE,
+    AttentionCache,
+    MultiHeadAttention,
+    attention,
+)
+from modules.init import truncated_normal
+from modules.masks import NO_MASK, Mask
+from modules.position import grid_positions
+from modules.rotation import Rotation
+
+# Added to the scores of tokens that are no neighbours in the image. The published weights were
+# trained with it; minus infinity would change what they compute.
+NOT_ADJACENT = -100.0
+HIDDEN = 512  # of the MLP that computes a bias (Liu 2022)
+
+
+class Windows(NamedTuple):
+    """Windows of S x S tokens over a grid of G x G tokens, filled up with zeros below and right.
+
+    There are R rows of R windows, W = R^2 altogether, each with A = S^2 tokens.
+
+    Args:
+        grid: Side G of the grid.
+        size: Side S of a window, at most G.
+        shift: Tokens by which the grid is moved up and left, cyclically, before it is cut.
+    """
+
+    grid: int
+    size: int
+    shift: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Number R of rows of windows, as many as columns."""
+        return math.ceil(self.grid / self.size)
+
+    def fill(self, x: Tensor) -> Tensor:
+        """Moves the grid and fills it up: (B, G G, E) -> (B, P P, E) with P = R S."""
+        missing = self.rows * self.size - self.grid
+        if not (self.shift or missing):
+            return x
+        x = x.unflatten(1, (self.grid, self.grid))  # (B, G, G, E)
+        x = x.roll((-self.shift, -self.shift), (1, 2))
+        return F.pad(x, (0, 0, 0, missing, 0, missing)).flatten(1, 2)  # (B, P P, E)
+
+    def crop(self, x: Tensor) -> Tensor:
+        """The reverse of `fill`: (B, P P, E) -> (B, G G, E)."""
+        side = self.rows * self.size
+        if not (self.shift or side > self.grid):
+            return x
+        x = x.unflatten(1, (side, side))[:, : self.grid, : self.grid]  # (B, G, G, E)
+        return x.roll((self.shift, self.shift), (1, 2)).flatten(1, 2)  # (B, G G, E)
+
+    def partition(self, x: Tensor) -> Tensor:
+        """Heads in windows as further heads: (B, H, P P, D) -> (B, W H, A, D)."""
+        x = x.unflatten(2, (self.rows, self.size, self.rows, self.size))
+        x = x.permute(0, 2, 4, 1, 3, 5, 6)  # (B, H, R, S, R, S, D) -> (B, R, R, H, S, S, D)
+        return x.flatten(4, 5).flatten(1, 3)  # (B, W H, A, D)
+
+    def merge(self, x: Tensor) -> Tensor:
+        """The reverse, with heads side by side: (B, W H, A, D) -> (B, P P, H D)."""
+        x = x.unflatten(1, (self.rows, self.rows, -1)).unflatten(4, (self.size, self.size))
+        x = x.permute(0, 1, 4, 2, 5, 3, 6)  # (B, R, R, H, S, S, D) -> (B, R, S, R, S, H, D)
+        x = x.clone(memory_format=torch.contiguous_format)  # exported graphs rely on this layout
+        return x.flatten(5).flatten(1, 4)  # (B, P P, H D)
+
+    def adjacency(self, device: torch.device) -> Tensor:
+        """What keeps tokens apart that only the shift has brought together: (W, 1, A, A).
+
+        It is for the grid after filling up, as in the published code: where that is larger, some of
+        the tokens that were moved around still see others.
+        """
+        place = torch.arange(self.rows * self.size, device=device)  # (P,)
+        # Rows before the last windows, then those in the last windows, then those moved there.
+        part = (place >= len(place) - self.size).long() + (place >= len(place) - self.shift)
+        parts = (3 * part[:, None] + part).flatten()[None, None, :, None]  # (1, 1, P P, 1)
+        parts = self.partition(parts)[0]  # (W, A, 1)
+        return ((parts != parts.mT) * NOT_ADJACENT)[:, None]  # (W, 1, A, A)
+
+
+def relative_index(size: int, device: torch.device) -> Tensor:
+    """Row of query - key in a table of all offsets in a window of side S: (A, A), 0 to (2S-1)^2."""
+    places = grid_positions((size, size), device)[0]  # (A, 2)
+    offsets = places[:, None] - places + size - 1  # (A, A, 2), from 0
+    return offsets[..., 0] * (2 * size - 1) + offsets[..., 1]
+
+
+class RelativeBias(nn.Module):
+    """Base of biases of H heads in windows of side `size`; subclasses have a table of offsets."""
+
+    def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
+        super().__init__()
+        self.size = size
+
+    def offsets(self) -> Tensor:
+        """The bias of each offset of query and key, (2S-1, 2S-1, H)."""
+        raise NotImplementedError
+
+    def forward(self) -> Tensor:
+        """The bias of each pair of query and key, (H, A, A)."""
+        table = self.offsets()
+        rows = F.embedding(relative_index(self.size, table.device), table.flatten(0, 1))
+        return rows.permute(2, 0, 1)  # (A, A, H) -> (H, A, A)
+
+
+class TableBias(RelativeBias):
+    """A learned number for each offset and head (Liu 2021, equation 4)."""
+
+    def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
+        super().__init__(heads, size)
+        self.table = nn.Parameter(torch.empty(2 * size - 1, 2 * size - 1, heads))
+        truncated_normal(self.table, 0.02)
+
+    def offsets(self) -> Tensor:
+        """(2S-1, 2S-1, H)."""
+        return self.table
+
+
+class MLPBias(RelativeBias):
+    """16 sigmoid(MLP(offset)), with offsets on a log scale (Liu 2022, section 3.3).
+
+    Offsets are relative to the windows that weights were first trained with, `pretrained_size`;
+    None: to those of side `size`. The weights are parameters, not layers, so that they have no
+    weight decay, as all positions.
+    """
+
+    def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
+        super().__init__(heads, size)
+        self.reach = max(1, (pretrained_size or size) - 1)  # offset that becomes 8
+        self.up = nn.Parameter(torch.empty(HIDDEN, 2))
+        self.up_bias = nn.Parameter(torch.zeros(HIDDEN))
+        self.down = nn.Parameter(torch.empty(heads, HIDDEN))
+        for weight in (self.up, self.down):
+            truncated_normal(weight, 0.02)
+
+    def offsets(self) -> Tensor:
+        """(2S-1, 2S-1, H)."""
+        line = torch.arange(1 - self.size, self.size, device=self.up.device)  # (2S-1,)
+        line = line.to(self.up.dtype) * (8 / self.reach)
+        line = line.sign() * torch.log2(line.abs() + 1) / math.log2(8)
+        pairs = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)  # (2S-1, 2S-1, 2)
+        hidden = F.linear(pairs, self.up, self.up_bias).relu()  # (2S-1, 2S-1, 512)
+        return 16 * F.linear(hidden, self.down).sigmoid()
+
+
+RELATIVE_BIASES: dict[str, Callable[..., RelativeBias]] = {"table": TableBias, "mlp": MLPBias}
+
+
+class WindowAttention(nn.Module):
+    """Attention within windows, with a bias for each offset of query and key.
+
+    Args:
+        attention: A self-attention whose scores are dot products.
+        windows: The windows.
+        bias: The bias of its heads.
+    """
+
+    def __init__(self, attention: MultiHeadAttention, windows: Windows, bias: RelativeBias) -> None:
+        super().__init__()
+        self.attention = attention
+        self.windows = windows
+        self.bias = bias
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        mask: Mask = NO_MASK,
+        rotary: Rotation | None = None,
+        cache: AttentionCache = NO_ATTENTION_CACHE,
+    ) -> Tensor:
+        """(B, G G, E) -> (B, G G, E); takes the arguments of all attention, but uses x and cache.
+
+        A `cache` sees the weights as (B, W H, A, A).
+        """
+        windows = self.windows
+        inner = self.attention
+        heads = inner.project(windows.fill(x), None, cache)  # (B, H, P P, D), twice (B, G, P P, D)
+        q, k, v = (windows.partition(part) for part in heads)  # (B, W H, A, D)
+        bias = self.bias().expand(windows.rows**2, -1, -1, -1)  # (W, H, A, A)
+        if windows.shift:
+            bias = bias + windows.adjacency(bias.device)
+        near = NO_MASK.with_bias(bias.flatten(0, 1)[None])  # (1, W H, A, A)
+        dropout = inner.dropout if self.training else 0.0
+        out = attention(q, k, v, near, dropout, on_weights=cache.on_weights)
+        return windows.crop(inner.output(windows.merge(out)))  # (B, P P, H D) -> (B, G G, E)
