@@ -119,10 +119,11 @@ class ResumableDataModule(pl.LightningDataModule):
     """Builds loaders whose batches depend on (seed, epoch, batch number) only.
 
     Subclasses define `load`, and `measure_metadata` if the model must know something of the data.
-    Those that read files set `sources` and `source`, too; those whose checkpoints `predict` uses
-    define `predict_samples` and `predict_state`. The Trainer must be built with
-    `use_distributed_sampler=False`: the samplers here shard by rank. Datamodules raise `UsageError`
-    if an option is out of range or there are no such data, `DataError` if data cannot be used.
+    Those that read files set `sources` and `source`, too. For `predict`, `load("predict")` reads
+    `predict_path`; `predict_samples` and `predict_state` are for `tasks.distributed.predicting`.
+    The Trainer must be built with `use_distributed_sampler=False`: the samplers here shard by rank.
+    Datamodules raise `UsageError` if an option is out of range or there are no such data,
+    `DataError` if data cannot be used.
 
     Args:
         batch_size: Training samples per batch and device.
@@ -136,6 +137,8 @@ class ResumableDataModule(pl.LightningDataModule):
     noun = "samples"  # what samples are called in messages
     splits_samples = False  # whether what the source reads is cut into samples of another number
     balanced = False  # whether training draws each class equally often
+    loading_section = ""  # "loading." if the sizes of evaluation batches are in `--data.loading`
+    predict_path: str | None = None  # what `predict --input` names
 
     def __init__(
         self, batch_size: int = 32, eval_batch_size: int = 256, num_workers: int = 0, seed: int = 0
@@ -144,8 +147,8 @@ class ResumableDataModule(pl.LightningDataModule):
         self.source = OwnSource(type(self).__name__)
         for name, value, minimum in (
             ("batch_size", batch_size, 1),
-            ("loading.eval_batch_size", eval_batch_size, 1),
-            ("loading.num_workers", num_workers, 0),
+            (f"{self.loading_section}eval_batch_size", eval_batch_size, 1),
+            (f"{self.loading_section}num_workers", num_workers, 0),
         ):
             if value < minimum:
                 raise UsageError(f"--data.{name} is {value}, but must be at least {minimum}.")
@@ -297,7 +300,7 @@ class ResumableDataModule(pl.LightningDataModule):
     ) -> DataLoader:
         """Each sample once over all ranks, in the batches that one process has.
 
-        `done` and `limit` as of `EvalBatchSampler`.
+        `done` and `limit` as in `EvalBatchSampler`.
         """
         world_size, rank = self._ranks()
         sampler = EvalBatchSampler(self.eval_sampler(dataset), rank, world_size, done, limit)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pytorch_lightning.utilities import rank_zero_warn
 
+from datamodules.base import require_same
 from datamodules.sources import DOCUMENTS, CorpusOptions, Documents, DocumentSource, open_source
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
@@ -29,8 +30,10 @@ class CorpusLoading:
 
 
 class CorpusData(TokenizedData):
-    """Batches of text to predict: {"tokens": int64 (B, T), "targets": int64 (B, T), -100 at
-    padding, "bytes": int64 (B,), the UTF-8 bytes of the text that a row's targets stand for}.
+    """Batches of text to predict, for language models.
+
+    {"tokens": int64 (B, T), "targets": int64 (B, T), -100 at padding, "bytes": int64 (B,), the
+    UTF-8 bytes of the text that a row's targets stand for}.
 
     With packed documents also "documents": int64 (B, T), the same number for tokens of one
     document, -1 at padding, and "positions": int64 (B, T), in the document. A document's bytes are
@@ -46,12 +49,13 @@ class CorpusData(TokenizedData):
             Python language, no download; txt: plain text (.txt, .md); csv, jsonl: CSV, TSV or JSON
             Lines with a text in each row; hub: a data set of the hub with a column of texts, or
             Parquet files. Labels beside the texts are not read.
-        path: File or folder to read, or the id of a data set of the hub.
-        packing: windows: adjacent stretches of the whole text, from another offset in each epoch;
-            documents: as many as fit into a row, without attention between them; longer ones are
-            split.
+        path: File or folder to read, or a data set of the hub.
+        packing: How rows are cut; windows: adjacent stretches of the whole text, from another
+            offset in each epoch; documents: as many as fit into a row, without attention between
+            them; longer ones are split.
         batch_size: Training rows per step and device.
-        max_length: Tokens T of a row.
+        max_length: Tokens T of a row; `validate` and `test` also take other lengths than that of
+            the training.
         dataset: Options of the data set (not the data set itself): hub id, column, validation
             fraction.
         tokenizer: How to train one from the beginning of the training text, or a file of one.
@@ -61,11 +65,13 @@ class CorpusData(TokenizedData):
     sources = DOCUMENTS
     source: DocumentSource
     noun = "rows"
+    loading_section = "loading."
     splits_samples = True
+    any_length = True
 
     def __init__(
         self,
-        source: Literal["reference", "txt", "csv", "jsonl", "hub"] | None = None,
+        source: Literal["reference", "txt", "csv", "jsonl", "hub"] | str | None = None,
         path: str | None = None,
         packing: Literal["windows", "documents"] = "windows",
         batch_size: int = 32,
@@ -120,6 +126,12 @@ class CorpusData(TokenizedData):
 
     # Splits.
 
+    def setup(self, stage: str) -> None:
+        """As in the base class; a run resumes with rows of the same length."""
+        if stage == "fit" and self._metadata:
+            require_same("max_length", self.max_length, self._metadata["max_length"])
+        super().setup(stage)
+
     def load(self, split: str) -> RandomWindows | Rows:
         if split == "predict":
             raise UsageError("there is nothing to predict here: use `generate` with a checkpoint.")
@@ -162,7 +174,9 @@ class CorpusData(TokenizedData):
     def _report_unknown(self, where: str, documents: Documents, file: TokenFile) -> None:
         count = f"{file.unknown:,} of {len(file.tokens):,} tokens became [UNK] in {where}"
         if not self.tokenizer.is_character_level:
-            rank_zero_warn(f"{count}: a tokenizer of the kind bpe has none.")
+            is_own = self.tokenizer_config.file is None
+            advice = ": a tokenizer of the kind bpe has none" if is_own else ""
+            rank_zero_warn(f"{count}{advice}.")
             return
         letter = self.tokenizer.first_unknown_character(piece.text for piece in documents)
         named = f"the character {letter!r} (U+{ord(letter):04X})" if letter else "a character"

@@ -8,8 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from datamodules.base import (
     BatchedDataset,
     ResumableDataModule,
@@ -18,9 +16,9 @@ from datamodules.base import (
     target_metadata,
 )
 from datamodules.sources import (
+    IMAGE_TABLES,
     SOURCES,
     DatasetOptions,
-    ImageTables,
     LabelledSource,
     open_source,
 )
@@ -34,9 +32,10 @@ from datamodules.vision.image_datasets import (
     channel_statistics,
     decode_all,
 )
-from datamodules.vision.records import IMAGE_ENDINGS, Records
+from datamodules.vision.records import IMAGE_ENDINGS, Records, unlabelled
 
-INPUT = "an image, a folder of images, or a CSV or JSON Lines file that names images"
+MUCH_LARGER = 4  # times; images so much smaller than `image_size` hold no detail for it
+INPUT = "an image, a folder of images, or a table (CSV, JSON Lines, Parquet) that names them"
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,16 @@ class ImageData(ResumableDataModule):
             handwritten digits; folder: your own images in train/CLASS/, or only in CLASS/, of which
             a part is then held back for validation; csv, jsonl: files that name your images and
             their targets; hub: a data set of the Hugging Face Hub, or Parquet files named by split.
-        path: File or folder to read, or the id of a data set of the hub.
+        path: File or folder to read, or a data set of the hub.
         image_size: Side in pixels: the shorter side is resized to it, then the centre is cropped;
             null: the images' own size, which must be the same for all.
         batch_size: Training images per step and device.
-        skip_bad: Leave out corrupt and non-image files, and count them, instead of stopping at the
-            first.
-        balanced: Draw training images with replacement, each class equally often; else an epoch
-            takes every image once.
+        skip_bad: Leave out files that are not images, or corrupt; they are counted; else the
+            first one stops the run.
+        balanced: Draw each class equally often, with replacement; else an epoch takes every
+            image once.
+        label_fraction: Part of each class to learn from; at least one image of each, chosen by
+            `loading.seed`. Validation and test stay whole.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
@@ -85,15 +86,17 @@ class ImageData(ResumableDataModule):
     sources = SOURCES
     source: LabelledSource[Records]
     noun = "images"
+    loading_section = "loading."
 
     def __init__(
         self,
-        source: Literal["digits", "folder", "csv", "jsonl", "hub"] | None = None,
+        source: Literal["digits", "folder", "csv", "jsonl", "hub"] | str | None = None,
         path: str | None = None,
         image_size: int | None = None,
         batch_size: int = 64,
         skip_bad: bool = False,
         balanced: bool = False,
+        label_fraction: float = 1.0,
         dataset: DatasetOptions = DatasetOptions(),
         loading: LoadingOptions = LoadingOptions(),
     ) -> None:
@@ -102,12 +105,12 @@ class ImageData(ResumableDataModule):
         if image_size is not None and image_size < 1:
             raise UsageError(f"--data.image_size is {image_size}, but must be at least 1.")
         self.image_size = image_size
-        self.predict_path: str | None = None  # what `INPUT` says
         self.skip_bad = skip_bad
         self.options = dataset
         self.loading = loading
         self.balanced = balanced
         self.source = open_source(SOURCES, source, path, dataset, skip_bad=skip_bad)
+        self.source.keep_labels(label_fraction, loading.seed)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
 
@@ -181,6 +184,24 @@ class ImageData(ResumableDataModule):
         if stage != "predict" and self._metadata:
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
+        if stage == "fit":
+            self._warn_enlarged()
+
+    def _warn_enlarged(self) -> None:
+        """Warns if the first training image is far smaller than `image_size`: a model wastes time.
+
+        A file that cannot be read is reported when it is decoded for training.
+        """
+        sides = [self.image_size or 0]
+        with suppress(Exception):  # each decoder has its own kinds
+            sides = [*self._split("train").image(0, channels=1).shape[-2:]]
+        if self.image_size and self.image_size >= MUCH_LARGER * min(sides):
+            h, w = sides
+            self.source.warn_once(
+                f"images of {w} x {h} pixels are enlarged to {self.image_size}: choose a preset "
+                "for small images (digits, cifar_small), or set --model.net.image_size and "
+                "--model.net.patch_size."
+            )
 
     def _split(self, split: str) -> Records:
         if split not in self._records:
@@ -196,27 +217,27 @@ class ImageData(ResumableDataModule):
         fault = None if path.is_dir() else path_fault(path)
         if fault:
             raise UsageError(f"{path} {fault}: --input takes {INPUT}.")
-        files = self._paths_at(path)
-        if not files:
+        records = self._records_at(path)
+        if len(records) == 0:
             raise UsageError(f"{path} holds no images.")
-        return Records(files, torch.zeros(len(files), dtype=torch.int64), torch.arange(len(files)))
+        return records
 
-    def _paths_at(self, path: Path) -> list[Path]:
+    def _records_at(self, path: Path) -> Records:
         """An image, those below a folder, or those that a table names, which needs no labels."""
         if path.is_dir():
-            return files_below(path, IMAGE_ENDINGS, self.source.reject)
-        for kind in SOURCES.values():
-            if issubclass(kind, ImageTables) and kind.reads(Path(path.name)):
+            return unlabelled(files_below(path, IMAGE_ENDINGS, self.source.reject))
+        for kind in IMAGE_TABLES:
+            if kind.reads(Path(path.name)):
                 source = kind(str(path), self.options, self.skip_bad)
                 source.labelled = False
                 source.path_option = "--input"
                 source.skipped = self.source.skipped
                 return source.files("train")
-        return [path]
+        return unlabelled([path])
 
     @property
     def predict_samples(self) -> list[str]:
-        """Paths of the images to predict; "index" in a batch counts them."""
+        """Paths of the images to predict, or names in a table; "index" in a batch counts them."""
         return self.dataset("predict").names
 
     def predict_state(self) -> Iterable[str]:
@@ -241,14 +262,16 @@ class ImageData(ResumableDataModule):
             raise DataError(
                 f"none of the {len(records)} image files can be read, such as {records.name(0)}."
             )
-        bad = set(range(len(records))).difference(good)
+        bad = sorted({*range(len(records))}.difference(good))
         if bad:
-            self._skipped += [records.name(i) for i in bad]
+            rejected = records.select(bad)
+            named = [rejected.name(i) for i in range(len(bad))]
+            self._skipped += named if labelled else rejected.identifiers()[1]
             records = records.select(good)
             self._records[split] = records
         if labelled:
             return MemoryImages(pixels, records.labels)
-        return MemoryImages(pixels, None, [records.name(i) for i in range(len(records))])
+        return MemoryImages(pixels, None, records.identifiers()[1])
 
     def sample_names(self, split: str) -> tuple[str, list[Any]]:
         """A column that tells the samples of a split apart, in the order of "index"; its name."""

@@ -114,22 +114,25 @@ class MaskedTextData(TextData):
 
     Args:
         source: null: told from the path, the reference if there is none; reference: that of the
-            Python language, no download; csv, jsonl: files with a column of texts; txt: a file
-            whose documents are separated by empty lines, or a folder of files; folder: texts in
-            train/CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split. Texts
-            without labels (a split called unsupervised) are trained on, too; the validation texts
-            are those of `ReviewData` with the same options.
-        path: File or folder to read, or the id of a data set of the hub.
+            Python language, no download; reviews: generated ones, no download; csv, jsonl: files
+            with a column of texts; txt: a file whose documents are separated by empty lines, or a
+            folder of files; folder: texts in train/CLASS/*.txt; hub: a data set of the hub, or
+            Parquet files named by split. Texts without labels (a split called unsupervised) are
+            trained on, too; the validation texts are those of `ReviewData` with the same options.
+        path: File or folder to read, or a data set of the hub.
         next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
             follows the first.
     """
 
     sources = CORPORA
+    noun = "chunks"
     splits_samples = True
 
     def __init__(
         self,
-        source: Literal["reference", "csv", "jsonl", "txt", "folder", "hub"] | None = None,
+        source: Literal["reference", "reviews", "csv", "jsonl", "txt", "folder", "hub"]
+        | str
+        | None = None,
         path: str | None = None,
         next_sentence: bool = False,
         **shared: Any,

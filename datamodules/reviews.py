@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from datamodules.base import require_same_targets, target_metadata
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
 from datamodules.sources.readers.formats import read_lines
-from datamodules.sources.texts import text_samples
+from datamodules.sources.texts import require_texts, text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
@@ -59,20 +60,23 @@ class ReviewData(TextData):
         source: null: told from the path, the reviews if there is none; reviews: generated ones, no
             download; csv, jsonl: files with columns; folder: texts in train/CLASS/*.txt, or only in
             CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split.
-        path: File or folder to read, or the id of a data set of the hub. A single file, and a
+        path: File or folder to read, or a data set of the hub. A single file, and a
             folder of only classes, is the training split, of which a part is held back for
             validation.
-        balanced: Draw training texts with replacement, each class equally often; else an epoch
-            takes every text once.
+        balanced: Draw each class equally often, with replacement; else an epoch takes every
+            text once.
+        label_fraction: Part of each class to learn from; at least one text, chosen by
+            `loading.seed`. Validation and test stay whole.
     """
 
     sources = TEXT_SOURCES
 
     def __init__(
         self,
-        source: Literal["reviews", "csv", "jsonl", "folder", "hub"] | None = None,
+        source: Literal["reviews", "csv", "jsonl", "folder", "hub"] | str | None = None,
         path: str | None = None,
         balanced: bool = False,
+        label_fraction: float = 1.0,
         **shared: Any,
     ) -> None:
         super().__init__(**shared)
@@ -82,7 +86,7 @@ class ReviewData(TextData):
             )
         self.balanced = balanced
         self.source = open_source(TEXT_SOURCES, source, path, self.options, skip_bad=self.skip_bad)
-        self.predict_path: str | None = None  # a file with a text on each line; -: standard input
+        self.source.keep_labels(label_fraction, self.loading.seed)
         self.predict_text: list[str] = []  # texts to classify, instead of a file
 
     def measure_metadata(self) -> dict[str, Any]:
@@ -111,11 +115,27 @@ class ReviewData(TextData):
     def load(self, split: str) -> LabelledTokens:
         multiple = self.loading.multiple
         if split == "predict":  # used once: not cached
-            lists = TokenLists(self.tokenizer.encode_batch(self._texts_to_predict.column))
-            return LabelledTokens(lists, None, self.tokenizer, self.max_length, multiple)
+            lists = self.tokenizer.encode_batch(self._texts_to_predict.column)
+            self._warn_unknown(lists)
+            return LabelledTokens(
+                TokenLists(lists), None, self.tokenizer, self.max_length, multiple
+            )
         texts = self.source.split(split)
         table = tokenised(texts.column, self.tokenizer)
         return LabelledTokens(table, texts.labels, self.tokenizer, self.max_length, multiple)
+
+    def _warn_unknown(self, lists: list[list[int]]) -> None:
+        """Warns if half or more of the tokens of a text to classify are unknown."""
+        unknown = self.tokenizer.special_ids.unk
+        if unknown is None:
+            return
+        found = [i for i, ids in enumerate(lists) if ids and 2 * ids.count(unknown) >= len(ids)]
+        if found:
+            rank_zero_warn(
+                f"half or more of the tokens of {len(found):,} of {len(lists):,} texts are "
+                f"unknown, such as of {self.predict_samples[found[0]][:60]!r}: the model cannot "
+                "read them; `tokenize` shows which."
+            )
 
     def sample_names(self, split: str) -> tuple[str, list[Any]]:
         """A column that tells the samples of a split apart, in the order of "index"; its name."""
@@ -136,6 +156,8 @@ class ReviewData(TextData):
         if self.predict_text:
             count = len(self.predict_text)
             where = "--text" if count == 1 else "--text {}"
+            if not self.skip_bad:
+                require_texts(self.predict_text, where, first=1)
             return self._usable(self.predict_text, list(range(1, count + 1)), where)
         if self.predict_path is None:
             raise UsageError("predict needs --input: a file with a text on each line, or -.")
@@ -145,7 +167,8 @@ class ReviewData(TextData):
         fault = path_fault(path)
         if fault:
             raise UsageError(
-                f"{path} {fault}: --input takes a file with a text on each line, or -."
+                f"{path} {fault}: --input takes a file with a text on each line, a table (CSV, "
+                "TSV, JSON Lines, Parquet), or -; for a text use --text."
             )
         tables = [kind for kind in TEXT_SOURCES.values() if kind.reads(Path(path.name))]
         if tables:

@@ -68,8 +68,8 @@ class TextData(TokenizedData):
     Args:
         batch_size: Training samples per step and device; not used if `loading.batch_tokens` is set.
         max_length: Tokens of a sample at most, with special tokens.
-        skip_bad: Skip texts that are empty or not UTF-8, and count them, instead of stopping at the
-            first.
+        skip_bad: Skip texts that are empty or not UTF-8; they are counted; else the first one
+            stops the run.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
         tokenizer: How to train one from the training texts, or a file of one.
@@ -78,6 +78,7 @@ class TextData(TokenizedData):
 
     source: TextSource
     noun = "texts"
+    loading_section = "loading."
 
     def __init__(
         self,
@@ -119,7 +120,10 @@ class TextData(TokenizedData):
             total = sum(len(dataset) for dataset in datasets)
             what = f"{count:,} of {total:,} {self.noun}"
             said = truncation(what, self.max_length, self.tokenizer_config.truncate)
-            rank_zero_warn(f"{said}; raise --data.max_length to keep all.")
+            advice = "raise --data.max_length to keep all"
+            if self.trainer is not None and self.trainer.state.fn != "fit":
+                advice = "the model reads no more"
+            rank_zero_warn(f"{said}; {advice}.")
 
     def count_tokens(self) -> tuple[float, float]:
         dataset = self.dataset("train")

@@ -18,8 +18,11 @@ class TokenizedData(ResumableDataModule):
         tokenizer: How to train one from the training texts, or a file of one.
         eval_batch_size: Samples per batch in validation, test and prediction.
         seed: Of the order of the samples.
-        skip_bad: Skip texts that cannot be used, and count them, instead of stopping at the first.
+        skip_bad: Skip texts that cannot be used; they are counted; else the first one stops the
+            run.
     """
+
+    any_length = False  # whether a model may be evaluated at another length than in training
 
     def __init__(
         self,
@@ -99,9 +102,11 @@ class TokenizedData(ResumableDataModule):
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """Uses the metadata of a checkpoint: prediction then needs no data set.
 
-        Raises `UsageError` if the options name another length or another tokenizer.
+        Raises `UsageError` if the options name another length (unless `any_length`) or another
+        tokenizer.
         """
-        require_same("max_length", self.max_length, metadata["max_length"])
+        if not self.any_length:
+            require_same("max_length", self.max_length, metadata["max_length"])
         options = asdict(self.tokenizer_config)
         stored = self.stored_tokenizer(metadata)
         for name, value in metadata["tokenizer_options"].items():

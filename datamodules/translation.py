@@ -93,9 +93,9 @@ class TranslationData(TextData):
             text on each line, also as .gz; csv: CSV or TSV with a column for each language; jsonl:
             JSON Lines, likewise; hub: a data set of the hub, or Parquet files, with such columns or
             a column translation.
-        path: File or folder to read, or the id of a data set of the hub. A single file is the
+        path: File or folder to read, or a data set of the hub. A single file is the
             training split, of which a part is held back for validation.
-        languages: Source and target, as the files or columns call them, such as en-de; with a colon
+        languages: Source and target, such as en-de; as the files or columns call them; with a colon
             if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
         batch_size: Training pairs per step and device; not used if `loading.batch_tokens` is
             set.
@@ -115,7 +115,7 @@ class TranslationData(TextData):
 
     def __init__(
         self,
-        source: Literal["dates", "txt", "csv", "jsonl", "hub"] | None = None,
+        source: Literal["dates", "txt", "csv", "jsonl", "hub"] | str | None = None,
         path: str | None = None,
         languages: str | None = None,
         batch_size: int = 64,

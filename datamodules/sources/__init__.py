@@ -21,13 +21,13 @@ from datamodules.sources.documents import (
     ReferenceDocuments,
 )
 from datamodules.sources.images import (
+    IMAGE_TABLES,
     DatasetOptions,
     Digits,
     ImageCsv,
     ImageFolder,
     ImageHub,
     ImageJson,
-    ImageTables,
 )
 from datamodules.sources.labelled import LabelledSource, ProblemType, SourceOptions, class_counts
 from datamodules.sources.parallel import (
@@ -65,7 +65,7 @@ __all__ = [
     "DatasetOptions",
     "DocumentSource",
     "Documents",
-    "ImageTables",
+    "IMAGE_TABLES",
     "ParallelOptions",
     "ParallelSource",
     "Piece",
@@ -98,6 +98,7 @@ TEXT_SOURCES: dict[str, type[TextSource]] = {
 # Texts to pretrain on, without classes.
 CORPORA: dict[str, type[TextSource]] = {
     "reference": Reference,
+    "reviews": Reviews,
     "csv": CsvTexts,
     "jsonl": JsonTexts,
     "txt": PlainTexts,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import path_fault
+from datamodules.utils.files import MISSING, path_fault, printable
 from datamodules.utils.splits import split_of
 
 # `datasets` and the hub put these beside the data.
@@ -60,8 +61,9 @@ class Source:
     example = ""  # such a file in messages, such as train.csv
     name = ""  # of this source among those of its task
     alternatives: Mapping[str, type["Source"]] = {}  # the sources of its task, by name
-    option_prefix = "--data.dataset"  # of its options on the command line
+    option_prefix = "--data.dataset."  # of its options on the command line
     path_option = "--data.path"  # the option that names its path
+    skip_advice = ", or skip such data with --data.skip_bad true"  # of messages about bad samples
     unseen = False  # whether a model is evaluated that was trained on other data
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -126,7 +128,9 @@ class Source:
         Raises `DataError` if bad samples are not to be skipped.
         """
         if not self.skip_bad:
-            advice = "fix or remove it, or skip such data with --data.skip_bad true"
+            advice = f"fix or remove it{self.skip_advice}"
+            if name == str(self.local_path):  # without this file there are no samples
+                advice = "fix it, or give another file"
             raise DataError(f"{name} {fault}: {advice}.")
         self.skipped.append(name)
 
@@ -143,6 +147,8 @@ class Source:
         fault = None if path.is_dir() else path_fault(path)
         if path.is_file() and folder:
             fault = "is a file"
+        if fault == MISSING:
+            raise UsageError(missing_path(path, self.alternatives, self.path_option, wanted))
         if fault is not None:
             hint = self.suggest_source(path)
             raise UsageError(f"{path} {fault}: {self.path_option} takes {wanted}{hint}.")
@@ -167,7 +173,7 @@ class Source:
         Args:
             schema: Arrow schema of the table.
             option: Name of the option that chooses the column, for messages.
-            candidates: Names of columns, the likeliest first.
+            candidates: Names of columns, the most likely first.
             fits: Whether the column may have an Arrow type.
             content: What it must hold, for messages.
             advice: What else may help if the column is missing.
@@ -180,10 +186,10 @@ class Source:
         fitting = [field.name for field in schema if fits(field.type)]
         choose = f"no column holds {content}"
         if fitting:
-            choose = f"set {self.option_prefix}.{option} to one of {', '.join(fitting)}"
+            choose = f"set {self.option_prefix}{option} to one of {', '.join(fitting)}"
         lower = [name.lower() for name in candidates]
         if similar := [name for name in fitting if name.lower() in lower]:
-            choose = f"set {self.option_prefix}.{option} {similar[0]}"
+            choose = f"set {self.option_prefix}{option} {similar[0]}"
         name = next((name for name in candidates if name in schema.names), None)
         if name is None:
             wanted = candidates[0] if candidates else f"of {content}"
@@ -200,7 +206,7 @@ class Source:
             if column == name and other != option:
                 raise UsageError(
                     f"column {name} of {self.origin} is both {other} and {option}: set "
-                    f"{self.option_prefix}.{other} or {option} to another column."
+                    f"{self.option_prefix}{other} or {option} to another column."
                 )
         self._columns[option] = name
         return name
@@ -211,6 +217,28 @@ class Source:
         return ", ".join(
             f"{option.replace('_', ' ')} {self._columns[option]}" for option in options
         )
+
+
+def missing_path(
+    path: Path, sources: Mapping[str, type[Source]], option: str, wanted: str = ""
+) -> str:
+    """The message about a path where nothing is, with the nearest name in its folder.
+
+    `sources` are all that the task reads; if there are none, `option` takes what is `wanted`.
+    """
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, names, 1)
+    hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
+    takes = f"{wanted}." if not sources else accepted_paths(sources)
+    return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"
+
+
+def accepted_paths(sources: Mapping[str, type[Source]]) -> str:
+    """What --data.path takes, as the end of a message."""
+    kinds = [f"{source.example} ({name})" for name, source in sources.items() if source.example]
+    return (
+        f"{' or '.join(kinds)}, or an id of the hub such as stanfordnlp/imdb; or set --data.source."
+    )
 
 
 def sources_at(sources: Mapping[str, type[Source]], path: Path) -> dict[str, Path]:

@@ -6,10 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datamodules.sources.base import Source, local_path, sources_at
+from datamodules.sources.base import (
+    Source,
+    accepted_paths,
+    local_path,
+    missing_path,
+    sources_at,
+)
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import UsageError
-from datamodules.utils.files import path_fault, printable
+from datamodules.utils.files import MISSING, path_fault, printable
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 T = TypeVar("T", bound=Source)
@@ -22,7 +28,7 @@ def open_source(
 
     Args:
         sources: Those of the task, by name.
-        name: As of `choose_source`.
+        name: See `choose_source`.
         path: File, folder, or id of a data set of the hub.
         options: A `HubOptions`, or a class with more.
         **more: Other arguments of the source.
@@ -51,7 +57,10 @@ def choose_source(
     """
     if name is not None:
         if name not in sources:
-            raise UsageError(f"--data.source is {name}, but must be one of {', '.join(sources)}.")
+            raise UsageError(
+                f"--data.source is {name}, but must be one of {', '.join(sources)}; for one of "
+                "your own, set TESSERA_TRUST to its module."
+            )
         return name
     where = local_path(path, options)
     if is_hub_id(path, sources) or (where is None and options.name is not None):
@@ -62,7 +71,7 @@ def choose_source(
 
 
 def is_hub_id(path: str | None, sources: Mapping[str, type[Source]]) -> bool:
-    """Whether a path is no file, but can be the id of a data set, such as stanfordnlp/imdb."""
+    """Whether a path is not a file, but can be the id of a data set, such as stanfordnlp/imdb."""
     if path is None or not HUB_ID.fullmatch(path) or Path(path).parent.is_dir():
         return False
     suffix = uncompressed_suffix(Path(path))
@@ -83,8 +92,6 @@ def source_at(sources: Mapping[str, type[Source]], path: Path) -> str:
         fault = "holds no files of a known kind"
     elif not path.is_file():
         fault = str(path_fault(path))
-    kinds = [f"{source.example} ({name})" for name, source in sources.items() if source.example]
-    raise UsageError(
-        f"{printable(path)} {fault}: --data.path takes {' or '.join(kinds)}, or an id of the hub "
-        "such as stanfordnlp/imdb; or set --data.source."
-    )
+    if fault == MISSING:
+        raise UsageError(missing_path(path, sources, "--data.path"))
+    raise UsageError(f"{printable(path)} {fault}: --data.path takes {accepted_paths(sources)}")

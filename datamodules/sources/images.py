@@ -1,6 +1,6 @@
 """Images: embedded digits, data sets of the hub, and the user's own in folders or by a table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,12 +8,25 @@ import torch
 
 from datamodules.embedded import digits
 from datamodules.sources.labelled import LabelledSource, SourceOptions
+from datamodules.sources.readers.cells import is_text
 from datamodules.sources.readers.folders import ClassFolders
-from datamodules.sources.readers.labels import LabelledTables, is_text
-from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes, described_columns
+from datamodules.sources.readers.labels import LabelledTables
+from datamodules.sources.readers.tables import (
+    ARROW,
+    CSV,
+    JSON_LINES,
+    CellTypes,
+    described_columns,
+)
 from datamodules.utils.errors import DataError
 from datamodules.utils.splits import stratified_split
-from datamodules.vision.records import IMAGE_ENDINGS, PixelRecords, Records, TableRecords
+from datamodules.vision.records import (
+    IMAGE_ENDINGS,
+    PixelRecords,
+    Records,
+    TableRecords,
+    unlabelled,
+)
 
 
 @dataclass(frozen=True)
@@ -66,7 +79,7 @@ class ImageHub(LabelledTables[Records]):
         table = self.table(split)
         images = encoded_images(table.columns.column(self.sample_column(table.columns.schema)))
         where = f"the {split} split of {self.origin}"
-        return TableRecords(images, self.labels(split), table.rows, where, self._roots())
+        return TableRecords(images, self.labels(split), table.rows, where, roots=self._roots())
 
     def _roots(self) -> tuple[Path, ...]:
         """Where files may lie that rows name: the data folder, or the folders of downloads."""
@@ -82,7 +95,8 @@ class ImageHub(LabelledTables[Records]):
         given = self.options.image_column
         fitting = [field.name for field in schema if holds_images(field.type)]
         candidates = [given] if given else described_columns(schema, "Image") + fitting
-        return self.find_column(schema, "image_column", candidates, holds_images, "images")
+        more = self.no_labels(schema)
+        return self.find_column(schema, "image_column", candidates, holds_images, "images", more)
 
 
 class ImageFolder(ClassFolders[Records]):
@@ -121,11 +135,10 @@ class ImageTables(LabelledTables[Records]):
     def records(self, split: str) -> Records | None:
         if not self.has(split):
             return None
-        files = self.files(split)
-        return Records(files, self.labels(split), torch.arange(len(files)))
+        return replace(self.files(split), labels=self.labels(split))
 
-    def files(self, split: str) -> list[Path]:
-        """The image of each row. Raises `DataError` if a row names none."""
+    def files(self, split: str) -> Records:
+        """The image of each row, without labels. Raises `DataError` if a row names none."""
         table = self.table(split)
         name = self.sample_column(table.columns.schema)
         folder = self.table_files[split][0].parent
@@ -133,12 +146,12 @@ class ImageTables(LabelledTables[Records]):
         if None in cells:
             row = table.name(cells.index(None))
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
-        return [folder / cell for cell in cells]
+        return unlabelled([folder / cell for cell in cells], names=cells)
 
     def sample_column(self, schema: pa.Schema) -> str:
-        return self.find_column(
-            schema, "image_column", self._image_columns, is_text, "names of files"
-        )
+        names = self._image_columns
+        more = self.no_labels(schema)
+        return self.find_column(schema, "image_column", names, is_text, "names of files", more)
 
 
 class ImageCsv(ImageTables):
@@ -155,6 +168,16 @@ class ImageJson(ImageTables):
     suffixes = JSON_LINES
     kind = "JSON Lines"
     example = "train.jsonl"
+
+
+class ImageParquet(ImageTables):
+    """Images named in a Parquet or Arrow file, to predict; `ImageHub` reads encoded images."""
+
+    suffixes = ARROW
+    kind = "Parquet"
+
+
+IMAGE_TABLES: tuple[type[ImageTables], ...] = (ImageCsv, ImageJson, ImageParquet)
 
 
 def holds_images(kind: pa.DataType) -> bool:

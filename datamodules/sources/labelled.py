@@ -8,7 +8,7 @@ from torch import Tensor
 
 from datamodules.sources.base import HubOptions, Source, shortened
 from datamodules.utils.errors import UsageError
-from datamodules.utils.splits import stratified_split
+from datamodules.utils.splits import first_of_each_label, stratified_split, stratified_subset
 
 # What a network learns to predict of a sample, under the names of Hugging Face's configs.
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -22,7 +22,7 @@ class SourceOptions(HubOptions):
         problem_type: Each sample has one class, any number of labels, or a number.
         label_column: Column with the classes, labels or numbers; None: label, labels or the first
             `ClassLabel`.
-        label_separator: Between the labels of a sample in a table, if they are no list.
+        label_separator: Between the labels of a sample in a table, if they are not a list.
         val_fraction: Fraction of the training samples of each class that is held out if the data
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
@@ -36,10 +36,10 @@ class SourceOptions(HubOptions):
     label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
-    class_names: list[str | int] | None = None
+    class_names: list[str | int | float] | None = None
 
     def __post_init__(self) -> None:
-        if self.class_names is not None:  # YAML reads [1, 2] as numbers
+        if self.class_names is not None:  # YAML reads [1, 2.5] as numbers
             object.__setattr__(self, "class_names", [str(name) for name in self.class_names])
 
 
@@ -69,6 +69,12 @@ def class_counts(labels: Tensor, num_classes: int) -> Tensor:
     return labels.long().sum(0) if labels.ndim == 2 else labels.bincount(minlength=num_classes)
 
 
+def strata(samples: Split) -> Tensor:
+    """(S,) int64, the class of each sample; all the same if samples do not have one each."""
+    labels = samples.labels
+    return labels if labels.ndim == 1 else torch.zeros(len(samples), dtype=torch.int64)
+
+
 class LabelledSource(Source, Generic[S]):
     """Base: subclasses have class names, and read the samples of a split."""
 
@@ -76,6 +82,8 @@ class LabelledSource(Source, Generic[S]):
     labelled = True  # whether targets are read
     needs_every_class = True  # whether the training split must have samples of each class
     problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
+    label_fraction = 1.0  # of the training samples of each class that are used
+    label_seed = 0  # of their choice
 
     @property
     def class_names(self) -> list[str]:
@@ -93,8 +101,32 @@ class LabelledSource(Source, Generic[S]):
         """Samples of "train", "val" or "test"; None if the data have no such split."""
         raise NotImplementedError
 
+    def keep_labels(self, fraction: float, seed: int) -> None:
+        """Uses only a part of each class of the training split; `UsageError` if there is none."""
+        if not 0 < fraction <= 1:
+            raise UsageError(
+                f"--data.label_fraction is {fraction}, but must be above 0 and at most 1."
+            )
+        self.label_fraction = fraction
+        self.label_seed = seed
+
     def split(self, split: str) -> S:
-        """The samples of "train", "val" or "test".
+        """The samples of "train", "val" or "test", as `whole_split`.
+
+        Of the training split only `label_fraction`, at least one sample with each label.
+        """
+        found = self.whole_split(split)
+        if split != "train" or self.label_fraction == 1:
+            return found
+        index = stratified_subset(strata(found), self.label_fraction, self.label_seed)
+        if self.options.problem_type == "multi_label_classification":
+            others = first_of_each_label(found.labels, self.label_seed)
+            index = torch.cat([index, others]).unique()
+        kept: S = found.select(index)
+        return kept
+
+    def whole_split(self, split: str) -> S:
+        """All samples of "train", "val" or "test".
 
         Without a validation split, it is `val_fraction` of each class of the training split, or of
         all samples if they do not have one class each;
@@ -107,14 +139,12 @@ class LabelledSource(Source, Generic[S]):
             return found
         if split == "test":
             self.warn_untested()
-            return self.split("val")
+            return self.whole_split("val")
         train = found if split == "train" else self.records("train")
         if train is None:
             raise UsageError(f"{self.origin} has no training split.")
         options = self.options
-        has_classes = train.labels.ndim == 1
-        strata = train.labels if has_classes else torch.zeros(len(train), dtype=torch.int64)
-        first, second = stratified_split(strata, options.val_fraction, options.split_seed)
+        first, second = stratified_split(strata(train), options.val_fraction, options.split_seed)
         if len(second) == 0:
             bad = train.unreadable()
             also = ""

@@ -1,13 +1,15 @@
 """Texts in two languages: generated dates, tables, and data sets of the hub."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 
+import pyarrow as pa
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions
-from datamodules.sources.readers.labels import is_text
+from datamodules.sources.readers.cells import is_text
 from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes, TableSource
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
@@ -146,15 +148,20 @@ class PairHub(TableSource, ParallelSource):
 
     def read(self, split: str) -> TextSamples:
         table = self.table(split)
-        columns = table.columns.flatten()  # structs become columns
-        texts = []
-        for side, option in enumerate(("source_column", "target_column")):
-            candidates = self.candidates(side)
-            name = self.find_column(
-                columns.schema, option, candidates, is_text, "text", self.advice
-            )
-            texts.append(columns.column(name))
-        return text_samples(texts[0], table.rows, table.where, targets=texts[1])
+        source, target = self.texts(split, 0), self.texts(split, 1)
+        return text_samples(source, table.rows, table.where, targets=target)
+
+    def texts(self, split: str, side: int) -> pa.ChunkedArray:
+        """(S,) the texts of the source (0) or the target (1)."""
+        columns = self.table(split).columns.flatten()  # structs become columns
+        option = ("source_column", "target_column")[side]
+        candidates = self.candidates(side)
+        advice = self.advice
+        names = {*columns.schema.names}
+        if side == 0 and names.isdisjoint(candidates) and names.isdisjoint(self.candidates(1)):
+            advice += f"; nor is there a column {self.candidates(1)[0]}"
+        name = self.find_column(columns.schema, option, candidates, is_text, "text", advice)
+        return columns.column(name)
 
 
 class PairTables(PairHub):
@@ -187,3 +194,27 @@ class JsonPairs(PairTables):
     example = "train.jsonl"
     kind = "JSON Lines"
     unused_options = PairTables.unused_options | {"header"}
+
+
+TABLES: tuple[type[PairHub], ...] = (CsvPairs, JsonPairs, PairHub)
+
+
+def sources_in_table(path: str, language: str, options: ParallelOptions) -> list[str] | None:
+    """The texts to translate in a table, one for each row; None if the file is no table.
+
+    They are in the column that the options call the source, or that is called as the language. An
+    empty cell is an empty text. Raises `UsageError` if there is no such column, `DataError` if a
+    text is not UTF-8.
+    """
+    kind = next((kind for kind in TABLES if kind.reads(Path(path))), None)
+    if kind is None:
+        return None
+    source = kind(path, replace(options, target_column=None), [language, ""])
+    source.option_prefix = "--"
+    source.path_option = "--input"
+    source.skip_advice = ""
+    is_csv = kind is CsvPairs and options.header
+    source.advice = "; if the first line is a text, too, add --header false" if is_csv else ""
+    table = source.table("train")
+    texts = source.decodable(text_samples(source.texts("train", 0), table.rows, table.where))
+    return [text or "" for text in texts.column.to_pylist()]

@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source
+from datamodules.sources.readers.cells import is_text, may_be_labels
 from datamodules.sources.readers.folders import ClassFolders, files_below, files_by_split
 from datamodules.sources.readers.formats import not_utf8
-from datamodules.sources.readers.labels import (
-    ClassColumn,
-    LabelledTables,
-    is_text,
-    may_be_classes,
-)
+from datamodules.sources.readers.labels import ClassColumn, LabelledTables
 from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes
 from datamodules.sources.texts import TextSamples, TextSource, text_samples
 from datamodules.utils.files import printable, read_bytes
@@ -32,10 +28,10 @@ def text_column_candidates(options: Any) -> tuple[str, ...]:
     return ("text", "review", "sentence", "content", "document")
 
 
-def text_column(source: Source, schema: pa.Schema) -> str:
-    """Name of the column of texts of a source; raises as `find_column`."""
+def text_column(source: Source, schema: pa.Schema, advice: str = "") -> str:
+    """Name of the column of texts of a source; raises as `find_column`, with `advice`."""
     candidates = text_column_candidates(source.options)
-    return source.find_column(schema, "text_column", candidates, is_text, "text")
+    return source.find_column(schema, "text_column", candidates, is_text, "text", advice)
 
 
 class TextHub(LabelledTables[TextSamples], TextSource):
@@ -48,14 +44,14 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         return text_samples(texts, table.rows, where=table.where, labels=labels)
 
     def sample_column(self, schema: pa.Schema) -> str:
-        return text_column(self, schema)
+        return text_column(self, schema, self.no_labels(schema))
 
     def labels(self, split: str) -> Tensor:
         """(S,) int64; for pretraining they are not checked, and 0 without a column of classes."""
         if self.labelled:
             return super().labels(split)
         columns = self.table(split).columns
-        names = [field.name for field in columns.schema if may_be_classes(field.type)]
+        names = [field.name for field in columns.schema if may_be_labels(field.type)]
         if self.options.label_column or set(names) & set(self.label_candidates(columns.schema)):
             return ClassColumn(self).class_indices(split)
         return torch.zeros(columns.num_rows, dtype=torch.int64)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.labelled import LabelledSource, SourceOptions, class_counts
+from datamodules.sources.readers.cells import is_not_utf8
 from datamodules.sources.readers.formats import NOT_UTF8
-from datamodules.sources.readers.labels import is_not_utf8
 from datamodules.utils.errors import DataError, UsageError
 
 MAX_WORD = 100_000  # characters: the time that BPE takes for a word grows with their square
@@ -107,6 +107,16 @@ def is_empty(column: pa.ChunkedArray) -> Tensor:
 
     sizes = pc.binary_length(pc.utf8_trim_whitespace(column)).fill_null(0)
     return torch.from_numpy(sizes.to_numpy() == 0)
+
+
+def require_texts(texts: Sequence[str], name: str, first: int = 0) -> None:
+    """Raises `UsageError` if one of some texts is empty or holds nothing but spaces.
+
+    The message calls it by `name`, with {} its number, counted from `first`.
+    """
+    for number, text in enumerate(texts, first):
+        if not text.strip():
+            raise UsageError(f"{name.format(number)} holds no text: fix or remove it.")
 
 
 class TextSource(LabelledSource[TextSamples]):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes, read_object
 
 SUFFIXES = (".spm", ".model")
@@ -16,7 +17,8 @@ def convert_sentencepiece(path: Path) -> str:
     if there is one): the models of source and target may share it. Pieces that it lacks are not
     used; they become [UNK]. Raises `ValueError` if it is not a unigram model, or the ids have gaps.
     """
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+    with requires_extra("sentencepiece"):
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     model = ModelProto.FromString(read_bytes(path))

@@ -7,6 +7,15 @@ from typing import Any
 # Role: name, in the order of their ids 0 to 6 in every tokenizer trained here.
 ROLES = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 SPECIAL_TOKENS = {role: f"[{role.upper()}]" for role in ROLES}
+TITLES = {  # what error messages call them
+    "pad": "padding",
+    "unk": "unknown",
+    "cls": "class",
+    "sep": "separator",
+    "mask": "mask",
+    "bos": "start",
+    "eos": "end",
+}
 # Names to try after ours: those of RoBERTa and BART, then of GPT-2. One token may have several
 # roles there.
 ALTERNATIVE_NAMES = {

@@ -14,7 +14,9 @@ import numpy as np
 from datamodules.tokenizers.config import TokenizerConfig, TokenizerName, TruncateName
 from datamodules.tokenizers.pretrained import SPECIAL_TOKENS_KEY, parse_tokenizer, read_tokenizer
 from datamodules.tokenizers.special_tokens import (
+    ALTERNATIVE_NAMES,
     SPECIAL_TOKENS,
+    TITLES,
     BoundaryTokens,
     SpecialTokenIds,
     find_special_tokens,
@@ -51,6 +53,7 @@ class Tokenizer:
         self, text: str, truncation: TruncateName = "head", origin: str = "the tokenizer"
     ) -> None:
         self._backend, content, named = parse_tokenizer(text, origin)
+        self._origin = origin
         self._backend.no_truncation()
         self._backend.no_padding()
         self._backend.encode_special_tokens = True  # as text
@@ -125,8 +128,9 @@ class Tokenizer:
         """Id of a special token, such as "mask". Raises `UsageError` if the tokenizer lacks it."""
         token_id = getattr(self.special_ids, role)
         if token_id is None:
+            names = " or ".join((SPECIAL_TOKENS[role], *ALTERNATIVE_NAMES[role]))
             raise UsageError(
-                f"the tokenizer has no {SPECIAL_TOKENS[role]} token: use one that does."
+                f"{self._origin} has no {TITLES[role]} token ({names}): use a tokenizer that does."
             )
         return token_id
 

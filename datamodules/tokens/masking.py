@@ -7,6 +7,7 @@ from torch import Tensor
 
 from datamodules.tokenizers import SpecialTokenIds
 from datamodules.utils.errors import UsageError
+from datamodules.utils.random_numbers import rand_of_seeds
 
 
 @dataclass(frozen=True)
@@ -102,11 +103,8 @@ class Masker:
         """Three uniform random numbers for each token: (B, N) -> (3, B, N)."""
         if seeds is None:
             return torch.rand(3, *tokens.shape, device=tokens.device)
-        rows = [
-            torch.rand(tokens.shape[1], 3, generator=torch.Generator().manual_seed(seed))
-            for seed in seeds
-        ]
-        return torch.stack(rows).to(tokens.device).movedim(2, 0)  # (B, N, 3) -> (3, B, N)
+        rows = rand_of_seeds(seeds, tokens.shape[1], 3)  # (B, N, 3)
+        return rows.to(tokens.device).movedim(2, 0)  # (3, B, N)
 
     def _words(self, tokens: Tensor) -> Tensor:
         """Index of each token's word: (B, N) -> (B, N). A special token is a word of its own."""

@@ -267,7 +267,7 @@ class EvalBatchSampler(SequentialSampler):
         self.limit = int(len(self) * limit) if isinstance(limit, float) else min(limit, len(self))
 
     def is_counted(self, number: int) -> bool:
-        """Whether this rank's batch of that number, from 0 on, is no repetition."""
+        """Whether this rank's batch of that number, from 0 on, is not a repetition."""
         return number * self.world_size + self.rank < len(self.numbers)
 
     def batch_number(self, number: int) -> int:

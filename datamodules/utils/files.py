@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
+MISSING = "does not exist"  # the fault of a path where nothing is
 STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
 
@@ -71,7 +72,7 @@ def path_fault(path: str | os.PathLike) -> str | None:
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
-        return "is a broken link" if is_link else "does not exist"
+        return "is a broken link" if is_link else MISSING
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     if stat.S_ISDIR(mode):
@@ -141,7 +142,7 @@ def name_fault(path: str | os.PathLike) -> str | None:
 def read_object(path: str | os.PathLike) -> dict[str, Any]:
     """The object in a JSON file.
 
-    Raises `OSError` as of `open_regular`; `ValueError` as of `parse_object`.
+    Raises `OSError` as in `open_regular`; `ValueError` as in `parse_object`.
     """
     return parse_object(read_bytes(path).decode("utf-8"))
 

@@ -136,6 +136,13 @@ def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
     return images.float().mul_(scale).add_(shift)
 
 
+def denormalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
+    """Inverse of `normalise`, without rounding: float (B, C, H, W) -> float32 (B, C, H, W)."""
+    factors = 255 * torch.tensor([std, mean])[..., None, None]  # (2, C, 1, 1)
+    scale, shift = factors.to(images.device, non_blocking=True)
+    return images.float() * scale + shift
+
+
 def random_boxes(area: Tensor, ratio: Tensor, height: int, width: int) -> Tensor:
     """A rectangle in each of B images, centred anywhere inside it and cropped at its borders.
 

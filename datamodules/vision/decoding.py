@@ -33,7 +33,7 @@ def decode(data: bytes, channels: int) -> Tensor:
 
 
 def pixels_of(image: Any, channels: int) -> Tensor:
-    """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as of `decode`."""
+    """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as in `decode`."""
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)

@@ -61,7 +61,7 @@ class StreamedImages:
     ) -> None:
         self.records = records
         self.labels = records.labels if labelled else None
-        self.names = [] if labelled else [records.name(i) for i in range(len(records))]
+        self.names = [] if labelled else records.identifiers()[1]
         self.channels = channels
         self.size = size
         self.skip_bad = skip_bad
@@ -82,7 +82,7 @@ class StreamedImages:
             except (DataError, UsageError) as error:
                 if not (self.skip_bad and isinstance(error, DataError)):
                     return failed(error)
-                skipped.append(self.records.name(i))
+                skipped.append(self.names[i] if self.names else self.records.name(i))
         if not images:
             some = f"none of {len(skipped)} images of a batch can be read, such as {skipped[0]}"
             return failed(DataError(f"{some}: remove them."))

@@ -1,6 +1,7 @@
 """Labelled images that are not decoded yet: files, bytes in tables, or plain pixels."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Records:
     labels: Tensor  # (S,) int64
     rows: Tensor  # (S,) int64, into `items`
     where: str = ""  # name of the table in messages
+    names: Sequence[str] = ()  # of all images, as a table has them; empty: their paths
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -36,7 +38,9 @@ class Records:
         return printable(self.items[int(self.rows[i])])
 
     def identifiers(self) -> tuple[str, list[Any]]:
-        """A column that tells the samples apart, its name first: the paths of their files."""
+        """A column that tells the samples apart, its name first: their names or paths."""
+        if self.names:
+            return "path", [self.names[row] for row in self.rows.tolist()]
         return "path", [self.name(i) for i in range(len(self))]
 
     def read(self, i: int) -> bytes:
@@ -109,6 +113,12 @@ class Records:
             except Exception:  # a bad file is reported when it is decoded
                 continue
         return max(counts, default=3)
+
+
+def unlabelled(paths: Sequence[Path], names: Sequence[str] = ()) -> Records:
+    """Records of image files, without classes: label 0 for each."""
+    index = torch.arange(len(paths))
+    return Records(paths, torch.zeros_like(index), index, names=names)
 
 
 class NumberedRecords(Records):

@@ -4,6 +4,7 @@ CSV and JSON Lines are not read by pyarrow or `datasets`: both take some malform
 tell the number of a bad line.
 """
 
+import codecs
 import csv
 import io
 import json
@@ -12,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 
@@ -25,6 +26,7 @@ FREE_EXPANSION = 2**26  # bytes that any compressed file may expand to
 MAX_CELL = 2**27  # characters of a cell of CSV
 BLOCK_SIZE = 2**18  # bytes that are decompressed at a time
 NOT_UTF8 = "holds bytes that are not UTF-8"
+UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 Reject = Callable[[str, str], None]  # called with a sample's name and what is wrong with it
 Row = tuple[int, dict[str, Any]]  # number of its line, cells by column
@@ -93,16 +95,23 @@ def not_utf8(path: object) -> str:
     file = Path(str(path))
     if file.suffix.lower() in COMPRESSION or not file.is_file():  # such as standard input
         return NOT_UTF8
-    command = f"iconv -f WINDOWS-1252 -t UTF-8 {shlex.quote(printable(file))} > new{file.suffix}"
-    return f"{NOT_UTF8} (Latin-1 and Windows-1252 are converted by `{command}`)"
+    with file.open("rb") as start:
+        is_utf16 = start.read(2) in UTF16_MARKS
+    encoding, names = "WINDOWS-1252", "Latin-1 and Windows-1252 are"
+    if is_utf16:
+        encoding, names = "UTF-16", "it is UTF-16, which is"
+    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(printable(file))} > new{file.suffix}"
+    return f"{NOT_UTF8} ({names} converted by `{command}`)"
 
 
 def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | None]:
     """The lines of an open file without line ends; None for one that is not UTF-8.
 
-    `reject` is called for such lines, with the file's `name`.
+    `reject` is called for such lines, with the file's `name`. Raises `DataError` if it is UTF-16.
     """
     for number, line in enumerate(file, 1):
+        if number == 1 and line[:2] in UTF16_MARKS:
+            raise DataError(f"{name} {not_utf8(name)}.")
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
@@ -133,6 +142,8 @@ def read_csv(
     quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
+        if cast(io.BufferedReader, file).peek(2)[:2] in UTF16_MARKS:
+            raise DataError(f"{path} {not_utf8(path)}.")
         lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
         reader = csv.reader(lines, dialect, quoting=quoting, strict=True)
         next_line = 1
@@ -205,7 +216,7 @@ def parse_line(line: str) -> dict[str, Any] | str:
     except RecursionError:
         return "is nested too deeply"
     except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is no character"
+        return "holds half of a surrogate pair, which is not a character"
     except ValueError as error:
         reason = str(error).replace("line 1 ", "").partition(";")[0]
         return f"is not JSON that can be read ({reason})"

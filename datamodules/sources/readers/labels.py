@@ -13,14 +13,21 @@ from torch import Tensor
 
 from datamodules.sources.base import shortened
 from datamodules.sources.labelled import LabelledSource, S
+from datamodules.sources.readers.cells import (
+    MAX_CLASS,
+    NUMBER,
+    WHOLE_DECIMAL,
+    are_numbers,
+    is_no_class,
+    is_not_utf8,
+    may_be_labels,
+)
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.tables import TableSource, described_columns, features_of
 from datamodules.utils.errors import DataError, UsageError
 
-MAX_CLASS = 10**6  # whole numbers below this are taken for classes
 MANY_ROWS = 50  # of which more than half have not classes of their own
 MAX_NUMBER = 1e30  # far below the largest of float32
-NUMBER = r"(?i)[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 
 
 class LabelColumn:
@@ -38,7 +45,7 @@ class LabelColumn:
 
     def fits(self, kind: pa.DataType) -> bool:
         """Whether the column may have an Arrow type."""
-        raise NotImplementedError
+        return may_be_labels(kind)
 
     @property
     def names(self) -> list[str]:
@@ -63,8 +70,7 @@ class LabelColumn:
     def find(self, schema: pa.Schema) -> str:
         """Name of the column; raises as `find_column`, first for the column of the samples."""
         self.source.sample_column(schema)
-        given = self.source.options.label_column
-        candidates = [given] if given else self.source.label_candidates(schema)
+        candidates = self.source.label_candidates(schema)
         return self.source.find_column(schema, "label_column", candidates, self.fits, self.content)
 
     def column(self, split: str) -> pa.ChunkedArray:
@@ -78,16 +84,22 @@ class LabelColumn:
     def texts(self, split: str) -> pa.ChunkedArray:
         """(S,) strings: the cells without spaces around them; null if there is none.
 
-        Raises `DataError` if one is not UTF-8.
+        2.0 is 2, unless `class_names` has 2.0. Raises `DataError` if one is not UTF-8.
         """
         import pyarrow.compute as pc
 
-        labels = self.column(split).cast(pa.string())
+        labels = self.column(split)
+        if pa.types.is_floating(labels.type):  # NaN is what pandas calls missing
+            labels = pc.if_else(pc.is_nan(labels), None, labels)
+        labels = labels.cast(pa.string())
         invalid = is_not_utf8(labels).nonzero().flatten().tolist()
         if invalid:
             fault = f"has a label that {NOT_UTF8}: fix or remove it."
             raise DataError(f"{self.source.table(split).name(invalid[0])} {fault}")
         labels = pc.utf8_trim_whitespace(labels)
+        whole = pc.replace_substring_regex(labels, WHOLE_DECIMAL, r"\1")
+        named = pa.array(self.source.options.class_names or [], pa.string())
+        labels = pc.if_else(pc.is_in(labels, named), labels, whole)
         return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
 
     def add_or_remove(self) -> str:
@@ -149,9 +161,6 @@ class ClassColumn(LabelColumn):
     content = "text or whole numbers"
     cell_types = (str, int)
 
-    def fits(self, kind: pa.DataType) -> bool:
-        return may_be_classes(kind)
-
     def read(self, split: str) -> Tensor:
         """(S,) int64.
 
@@ -163,32 +172,47 @@ class ClassColumn(LabelColumn):
         named = self.source.options.class_names or self.described_names(split)
         # Classes that nobody has named are checked: the column may hold a measure or ids.
         checked = [] if named or not self.source.has("train") else values
-        for index, value in enumerate(checked):
-            if is_no_class(value) and index in indices:
-                row = int((indices == index).nonzero()[0])
-                raise DataError(
-                    f"{table.name(row)} has the label {value[:40]}, but classes are words or whole "
-                    f"numbers from 0 to {MAX_CLASS - 1:,}: fix or remove it, or name all classes "
-                    "with --data.dataset.class_names; to learn numbers add --model.problem_type "
-                    "regression."
-                )
+        wrong = [index for index, value in enumerate(checked) if is_no_class(value)]
+        rows = torch.isin(indices, torch.tensor(wrong, dtype=indices.dtype)).nonzero().flatten()
+        if len(rows):
+            row = int(rows[0])
+            label = values[indices[row]][:40]
+            raise DataError(
+                f"{table.name(row)} has the label {label}, but classes are words or whole numbers "
+                f"from 0 to {MAX_CLASS - 1:,}: to learn numbers add "
+                "--model.problem_type regression; else fix or remove it, or name all classes with "
+                "--data.dataset.class_names."
+            )
         unknown = (indices == len(values)).nonzero().flatten().tolist()
         if unknown:
-            label = self.texts(split)[unknown[0]].as_py()
-            fault = "has no label" if label is None else f"has the label {label}"
-            names = self.source.class_names
-            advice = "" if label is None or split == "train" else f"; {self.add_or_remove()}"
-            raise DataError(
-                f"{table.name(unknown[0])} {fault}, but needs one of the {len(names)} classes: "
-                f"{shortened(names)}{advice}."
-            )
+            raise DataError(self._without_class(split, unknown))
         if checked and split == "train" and MANY_ROWS <= len(indices) < 2 * len(values):
-            self.source.warn_once(
+            message = (
                 f"Column {self.find(table.columns.schema)} of {self.source.origin} has "
                 f"{len(values):,} classes in {len(indices):,} rows: it is probably an id or a "
                 "text. Name the column of labels with --data.dataset.label_column."
             )
+            if len(values) == len(indices) and not self.source.has("val"):
+                raise UsageError(message)  # no row of a class could be held out
+            self.source.warn_once(message)
         return indices
+
+    def _without_class(self, split: str, rows: list[int]) -> str:
+        """What is wrong with some rows whose label is missing, or that of no class."""
+        table = self.source.table(split)
+        names = self.source.class_names
+        labels = self.texts(split)
+        label = labels[rows[0]].as_py()
+        wanted = f"but needs one of the {len(names)} classes: {shortened(names)}"
+        if label is not None:
+            advice = "" if split == "train" else f"; {self.add_or_remove()}"
+            return f"{table.name(rows[0])} has the label {label}, {wanted}{advice}."
+        missing = [row for row in rows if not labels[row].is_valid]
+        advice = "; fill it in, or remove such rows"
+        if any((self.source.options.label_separator or ",") in name for name in names):
+            advice += "; if a sample may have several, set --model.problem_type "
+            advice += "multi_label_classification"
+        return f"{table.name(rows[0])} has no label{table.count(missing)}, {wanted}{advice}."
 
     def class_indices(self, split: str) -> Tensor:
         """(S,) int64: the class of each row; K if the label is unknown or missing."""
@@ -210,7 +234,7 @@ class LabelSets(LabelColumn):
 
     def fits(self, kind: pa.DataType) -> bool:
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        return may_be_classes(kind.value_type if is_list else kind)
+        return may_be_labels(kind.value_type if is_list else kind)
 
     def read(self, split: str) -> Tensor:
         """(S, K) float32: 1 for each label of a sample, else 0."""
@@ -237,11 +261,16 @@ class LabelSets(LabelColumn):
         column = self.column(split)
         is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
         cells = column.to_pylist() if is_list else self.texts(split).to_pylist()
+        named = self.source.options.class_names or ()
         found = []
         for row, cell in enumerate(cells):
             entries = self._entries(cell) if isinstance(cell, str) else cell or ()
             labels = [str(entry).strip() for entry in entries if entry is not None]
-            labels = [label for label in labels if label]
+            labels = [
+                label if label in named else re.sub(WHOLE_DECIMAL, r"\1", label)
+                for label in labels
+                if label
+            ]
             if len(set(labels)) < len(labels):
                 raise DataError(
                     f"{self.source.table(split).name(row)} names a label twice: list the labels of "
@@ -264,10 +293,6 @@ class NumberColumn(LabelColumn):
     content = "numbers"
     cell_types = (str, int, float)
 
-    def fits(self, kind: pa.DataType) -> bool:
-        is_number = pa.types.is_floating(kind) or pa.types.is_decimal(kind)
-        return bool(is_number) or may_be_classes(kind)
-
     @property
     def names(self) -> list[str]:
         """The name of the column, or without a training split that of the model that is tested."""
@@ -277,14 +302,17 @@ class NumberColumn(LabelColumn):
 
     def read(self, split: str) -> Tensor:
         """(S, 1) float32."""
+        table = self.source.table(split)
+        cells = self.texts(split).to_pylist()
         numbers = []
-        for row, cell in enumerate(self.texts(split).to_pylist()):
+        for row, cell in enumerate(cells):
             number = float(cell) if cell and re.fullmatch(NUMBER, cell) else math.inf
             if abs(number) > MAX_NUMBER:
-                fault = "has no number" if cell is None else f"has the label {cell[:40]}"
+                fault = f"has the label {cell[:40]}" if cell else "has no number"
+                count = "" if cell else table.count([i for i, c in enumerate(cells) if not c])
                 raise DataError(
-                    f"{self.source.table(split).name(row)} {fault}, but regression needs a number "
-                    f"up to 1e30 in column {self.names[0]}: fix or remove it."
+                    f"{table.name(row)} {fault}{count}, but regression needs a number up to 1e30 "
+                    f"in column {self.names[0]}: fix or remove it."
                 )
             numbers.append(number)
         return torch.tensor(numbers)[:, None]  # (S,) -> (S, 1)
@@ -316,8 +344,17 @@ class LabelledTables(TableSource, LabelledSource[S]):
         raise NotImplementedError
 
     def label_candidates(self, schema: pa.Schema) -> list[str]:
-        """Columns that may hold the targets if no option says which; the likeliest first."""
+        """Columns that may hold the targets; the most likely first."""
+        if self.options.label_column:
+            return [self.options.label_column]
         return ["label", "labels", *described_columns(schema, "ClassLabel")]
+
+    def no_labels(self, schema: pa.Schema) -> str:
+        """End of a message about the column of samples, if that of targets is missing, too."""
+        candidates = self.label_candidates(schema)
+        if not self.labelled or not {*candidates}.isdisjoint(schema.names):
+            return ""
+        return f"; nor is there a column {candidates[0]}, which --data.dataset.label_column names"
 
     def labels(self, split: str) -> Tensor:
         """The targets of a split, as `Split.labels` describes."""
@@ -328,46 +365,3 @@ class LabelledTables(TableSource, LabelledSource[S]):
         """Types of the cells of the column of targets in JSON, by the names it may have."""
         given = self.options.label_column
         return {(given,) if given else ("label", "labels"): self.targets.cell_types}
-
-
-def are_numbers(values: list[str]) -> bool:
-    """Whether all labels are whole numbers."""
-    return all(re.fullmatch("-?[0-9]{1,18}", value) for value in values)
-
-
-def is_no_class(value: str) -> bool:
-    """Whether a label is a number that is no class: a measure or an id.
-
-    >>> [value for value in ("good", "nan", "3", "-1", "1e9", "1000000") if is_no_class(value)]
-    ['-1', '1e9', '1000000']
-    """
-    if not re.fullmatch(NUMBER, value):
-        return False
-    return not value.isdecimal() or float(value) >= MAX_CLASS
-
-
-def may_be_classes(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of texts or whole numbers, or null (an empty column)."""
-    return bool(is_text(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of texts."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in tests)
-
-
-def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
-    """(S,) bool: which strings of a column are not UTF-8; Arrow files may hold such."""
-    found = torch.zeros(len(column), dtype=torch.bool)
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        for i, cell in enumerate(column):
-            try:
-                cell.as_py()
-            except UnicodeDecodeError:
-                found[i] = True
-    return found

@@ -22,7 +22,7 @@ from datamodules.sources.readers.formats import (
     uncompressed_suffix,
 )
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.extras import extra
+from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import regular_files
 from datamodules.utils.splits import split_of
 
@@ -30,6 +30,7 @@ CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
 CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
+MAX_NAMED = 5  # rows with a fault that a message names
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
 
@@ -44,6 +45,18 @@ class TableSplit:
     def name(self, i: int) -> str:
         """The name of row i in a message."""
         return self.where.replace("{}", str(int(self.rows[i])), 1)
+
+    def count(self, faulty: Sequence[int]) -> str:
+        """In parentheses, how many rows have the fault of a message, and which; empty if one has.
+
+        >>> TableSplit(pa.table({"a": [1] * 9}), torch.arange(9), "").count([2, 3, 7])
+        ' (3 of 9 rows: 2, 3, 7)'
+        """
+        if len(faulty) < 2:
+            return ""
+        numbers = ", ".join(str(int(self.rows[i])) for i in faulty[:MAX_NAMED])
+        more = ", ..." if len(faulty) > MAX_NAMED else ""
+        return f" ({len(faulty):,} of {len(self.rows):,} rows: {numbers}{more})"
 
 
 class TableSource(Source):
@@ -183,7 +196,11 @@ def type_fault(
 ) -> str | None:
     """What is wrong with the cell of the first of some columns that a row of JSON has."""
     name = next((name for name in names if name in row), None)
-    if name is None or row[name] is None or type(row[name]) in types:
+    if name is None or row[name] is None:
+        return None
+    cell = row[name]
+    is_whole = isinstance(cell, float) and cell.is_integer()  # 2.0: a column that had gaps
+    if (int if is_whole else type(cell)) in types:
         return None
     words = {str: "text", int: "a whole number", float: "a number", list: "a list"}
     wanted = " or ".join(words[kind] for kind in types)
@@ -235,7 +252,7 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
     Raises `DataError` if the hub cannot be reached, or does not have it, and `UsageError` if the
     extra "hub" is not installed.
     """
-    with extra("hub"):
+    with requires_extra("hub"):
         from datasets import load_dataset
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # hides its messages about retries
@@ -245,9 +262,10 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
         reason = (str(error) or "no reason given").splitlines()[0][:160]
         local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
         raise DataError(
-            f"{options.name} is no file or folder here, and could not be fetched from the Hugging "
-            f"Face hub ({type(error).__name__}: {reason}); without network, put its parquet files "
-            f"into a folder and name it with --data.path FOLDER{local if options.local else ''}."
+            f"{options.name} is not a file or folder here, and could not be fetched from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason}); without network, put its "
+            "parquet files into a folder and name it with --data.path FOLDER"
+            f"{local if options.local else ''}."
         ) from error
     tables = {}
     for name, part in splits.items():
