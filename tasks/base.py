@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
 from typing_extensions import Self
 
+from datamodules.base import ResumableDataModule
+from datamodules.utils.batching import EvalBatchSampler
 from tasks.checkpoints.reading import KEY, VERSION, Checkpoint, net_weights, read_checkpoint
 from tasks.checkpoints.weights import load_checkpoint_weights
-from tasks.errors import RunError, UsageError, usage_errors
-from tasks.options import accepted, build_from_options, merged
+from tasks.errors import UsageError, missing_entries, usage_errors
+from tasks.options import accepted_options, build_from_options, merge_options
 from tasks.tracking.media import Picture, Table
 from tasks.training import optim
 from tasks.training.averaging import EMA
 from tasks.training.evaluation import update_metric
+from tasks.training.gradient_norms import logged_norms
+from tasks.training.loss_check import LossCheck, check_weights
 from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.training.seeds import position_seed, run_seed
@@ -55,19 +59,20 @@ class Task(pl.LightningModule):
 
     Args:
         optimizer: Optimizer, learning-rate schedule and gradient clipping.
-        ema: Decay of an exponential moving average (EMA) of the weights per optimizer step, such as
-            0.999, which is evaluated and saved; null: none.
+        ema: Decay of a moving average of the weights; such as 0.999 per optimizer step; the average
+            is evaluated and saved; null: none.
         compile: Compile the network with torch.compile, in place.
     """
 
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # the metric that decides which checkpoint is best
     monitor_mode: str = "min"
-    train_metrics: tuple[str, ...] = ("loss", "grad_norm", "lr", "samples_per_s")
     pretrained: str | None = None  # where `build` takes weights from
-    net: Any  # nn.Module with a `config`, a dataclass of primitives; None until built
+    refused_commands: Collection[str] = ()  # that its network cannot be used with
+    # The network, with a `config`: a dataclass of primitives in which nothing is left open. None
+    # until it is built; tasks with an option `net` keep that as `net_config` until then.
+    net: Any
     metrics: Any  # nn.ModuleDict: "val" and "test", "val_loss" and "test_loss"
-    first_bad_step: Tensor
 
     def __init__(
         self,
@@ -82,15 +87,15 @@ class Task(pl.LightningModule):
         self.ema = ema
         self.compile_net = compile
         self.net = None
-        self.metadata: dict[str, Any] = {}
-        self.run_config: dict[str, Any] = {}  # the command line's options, kept in checkpoints
+        self.metadata: dict[str, Any] = {}  # of the data; with a plain loader, set it before `fit`
+        self.given_options: dict[str, Any] = {}  # of the command line, kept in checkpoints
         self.restored: Checkpoint | None = None  # until the network has its weights
         self.untimed_seconds = 0.0  # spent on samples and the like, not on training
         self.metrics = nn.ModuleDict()
         self.loss_weighting = LossWeighting()
-        self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
+        self.loss_check = LossCheck()
 
-    # Every task defines these three ---------------------------------------------------------------
+    # Every task defines `name` and these ----------------------------------------------------------
 
     @abstractmethod
     def build(self, metadata: Mapping[str, Any]) -> nn.Module:
@@ -106,17 +111,23 @@ class Task(pl.LightningModule):
 
     # A task may override these --------------------------------------------------------------------
 
+    @classmethod
+    def for_network(cls, net: Mapping[str, Any]) -> type[Self]:
+        """Returns the class of the task for a network with these options."""
+        return cls
+
     @staticmethod
     def check_options(
         options: Any, on_command_line: Collection[str], given: Collection[str]
     ) -> None:
-        """Refuses options that contradict each other.
+        """Refuses options of a run that contradict each other.
 
-        Args:
-            options: All options of the run.
-            on_command_line: Names of those on the command line, such as "--data.path".
-            given: The same, and names of those in config files.
+        `given` are names of those on the command line or in config files, such as "--data.path".
         """
+
+    def train_metrics(self) -> list[str]:
+        """Returns the names of what training logs, without `train/`."""
+        return ["loss", "grad_norm", "lr", "samples_per_s"]
 
     def modules_to_compile(self) -> list[nn.Module]:
         """Returns the parts of the network that a step calls, to be compiled in place."""
@@ -177,25 +188,25 @@ class Task(pl.LightningModule):
     ) -> Self:
         """Builds the task of a checkpoint that `fit` wrote, with its options and weights.
 
-        Before a Trainer uses it with other data than before, give these its metadata (class names,
-        tokenizer, normalisation): `datamodule.set_metadata(task.metadata)`.
+        Before a Trainer uses it with other data, call `datamodule.set_metadata(task.metadata)`.
 
         Args:
             checkpoint_path: The checkpoint, or a run folder.
             map_location: Device of the weights.
-            options: Of the task, instead of the saved ones, as the command line has them:
-                `optimizer={"lr": 1e-4}`. Not `compile`: call `task.net.compile()`.
+            options: Of the task, instead of the saved ones, such as `optimizer={"lr": 1e-4}`.
 
-        Raises `UsageError` if it is missing, of another task, or an option is wrong; `RunError` if
-        it is damaged.
+        Raises `UsageError` if it is missing or an option is wrong; `RunError` if it is damaged.
         """
         checkpoint = read_checkpoint(checkpoint_path, cls.name)
+        cls = cls.for_network(checkpoint[KEY]["net"])
         config = checkpoint[KEY]["config"]
-        saved = merged(config["model"], accepted(cls, net=checkpoint[KEY]["net"], compile=False))
+        saved = merge_options(
+            config["model"], accepted_options(cls, net=checkpoint[KEY]["net"], compile=False)
+        )
         if options.pop("compile", False):
             raise UsageError("compile is an option of `fit`: call task.net.compile()")
         task = build_from_options(cls, saved, options)
-        task.run_config = {"model": merged(saved, options), "data": config["data"]}
+        task.given_options = {"model": merge_options(saved, options), "data": config["data"]}
         task.restore(checkpoint)
         with torch.random.fork_rng(devices=[]):  # initial weights, which are replaced
             task.configure_model()
@@ -203,7 +214,7 @@ class Task(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Refuses data whose classes, tokenizer or normalisation are not those of the weights."""
-        if self.metadata and stage != "predict":
+        if self.metadata and self.datamodule is not None and stage != "predict":
             different = [
                 name
                 for name, value in self.datamodule.metadata().items()
@@ -225,9 +236,10 @@ class Task(pl.LightningModule):
     def configure_model(self) -> None:
         if self.net is not None:
             return
-        self.metadata = self.metadata or self.datamodule.metadata()
+        if not self.metadata and self.datamodule is not None:
+            self.metadata = self.datamodule.metadata()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
-        with usage_errors():
+        with usage_errors(), missing_entries(self.metadata):
             self.net = self.build(self.metadata)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:
@@ -237,7 +249,8 @@ class Task(pl.LightningModule):
             for part in self.modules_to_compile():
                 part.compile()
         for split in ("val", "test"):
-            metrics: Any = self.make_metrics()
+            with missing_entries(self.metadata):
+                metrics: Any = self.make_metrics()
             # Compute groups would merge metrics whose states are equal after the first batch.
             collection = MetricCollection(metrics, prefix=f"{split}/", compute_groups=False)
             self.metrics[split] = collection
@@ -245,7 +258,9 @@ class Task(pl.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        return self.trainer.datamodule  # type: ignore[attr-defined]
+        """The Trainer's `ResumableDataModule`; None if it has other loaders."""
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        return data if isinstance(data, ResumableDataModule) else None
 
     def configure_callbacks(self) -> list[pl.Callback]:
         return [] if self.ema is None else [EMA(self.ema)]
@@ -256,9 +271,11 @@ class Task(pl.LightningModule):
     def total_steps(self) -> float:
         """Returns the optimizer steps of the whole run; infinity if it has no end.
 
-        Lightning's property would build the loader before it is known where the run resumes.
+        Lightning's property would build our loader before it is known where the run resumes.
         """
         trainer = self.trainer
+        if self.datamodule is None:
+            return trainer.estimated_stepping_batches
         batches = self.datamodule.train_batches()
         limit = trainer.limit_train_batches
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
@@ -272,11 +289,10 @@ class Task(pl.LightningModule):
         names = ["loss"]
         for key, metric in self.metrics["val"].items(keep_base=True):
             names += getattr(metric, "names", (key,))
-        values = {f"val/{name}": torch.ones(()) for name in names}  # only the names matter
-        groups = [
-            group for optimizer in self.trainer.optimizers for group in optimizer.param_groups
-        ]
-        training = {f"train/{name}" for name in self.train_metrics}
+        # `derived` computes with values that do not matter here: only its names are needed.
+        values = {f"val/{name}": torch.ones(()) for name in names}
+        groups = [group for one in self.trainer.optimizers for group in one.param_groups]
+        training = {f"train/{name}" for name in self.train_metrics()}
         if len({group["initial_lr"] for group in groups}) > 1:
             training |= {f"train/lr_{group['name']}" for group in groups}
         return sorted({*values, *self.derived(values, "val"), *training})
@@ -303,36 +319,22 @@ class Task(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any
     ) -> None:
-        """Weights and clips the gradients of an optimizer step; logs the norm before clipping."""
+        """Weights and clips the gradients of an optimizer step; logs its loss and their norm.
+
+        Lightning calls it once an optimizer step, when all micro-batches and ranks have added their
+        gradients. Before that, neither the loss of the step nor the norm is known.
+        """
         gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         means = self.loss_weighting.finish(self.trainer, gradients)
-        self._record_bad_loss(means["loss"])
+        self.loss_check.add(means["loss"], self.global_step, self.current_epoch)
         self.log_step(means)
         norm = total_norm(gradients)
+        self.log_dict(logged_norms(self.net, norm, self.optimizer_config.layer_grad_norms))
         if limit := self.optimizer_config.gradient_clip:
             nn.utils.clip_grads_with_norm_(self.net.parameters(), limit, norm)
-        if hasattr(norm, "full_tensor"):  # a DTensor, if the weights are sharded
-            norm = norm.full_tensor()
-        self.log("train/grad_norm", norm)
         # The rate is filled in on the GPU: a copy of a float would wait for it.
         lr = max(group["lr"] for group in optimizer.param_groups)
         self.log("train/lr", means["loss"].new_full((), lr))
-
-    def _record_bad_loss(self, loss: Tensor) -> None:
-        """Records the first step whose loss is not finite; a GPU is asked every 50 steps only."""
-        bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
-        self.first_bad_step.masked_fill_(bad, self.global_step)
-        if loss.device.type == "cpu" or self.global_step % 50 == 0:
-            self.check_loss()
-
-    def check_loss(self) -> None:
-        """Raises `RunError` if the loss became NaN or infinite, with the step."""
-        step = int(self.first_bad_step)
-        if step >= 0:
-            raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {self.current_epoch}): "
-                "try a lower --model.optimizer.lr or gradient_clip; earlier checkpoints are kept"
-            )
 
     # Evaluation -----------------------------------------------------------------------------------
 
@@ -350,8 +352,9 @@ class Task(pl.LightningModule):
     def validation_step(self, batch: Batch, batch_idx: int) -> Any:
         """Updates the metrics and returns the step's outputs."""
         loader: Any = getattr(self.trainer, f"{self.split}_dataloaders")
+        sampler = getattr(loader, "sampler", None)
         # False: a repeated batch, so that all ranks have equally many.
-        is_counted = loader.sampler.is_counted(batch_idx)
+        is_counted = not isinstance(sampler, EvalBatchSampler) or sampler.is_counted(batch_idx)
         with float32_by_default():
             output = self.step(batch, training=False)
             loss = self.metrics[f"{self.split}_loss"]
@@ -375,26 +378,22 @@ class Task(pl.LightningModule):
 
     # Checkpoints ----------------------------------------------------------------------------------
 
-    def resolved_config(self) -> dict[str, Any]:
-        """Returns the run's options with the sizes found in the data filled in; primitives only."""
+    def resolved_options(self) -> dict[str, Any]:
+        """Returns `given_options` with the sizes found in the data filled in; primitives only."""
         net = asdict(self.net.config)
-        return merged(self.run_config, {"model": accepted(type(self), net=net)})
+        return merge_options(self.given_options, {"model": accepted_options(type(self), net=net)})
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Adds our entry to the checkpoint; refuses to save NaN or infinity."""
-        self.check_loss()
-        if not all(torch.isfinite(parameter).all() for parameter in self.net.parameters()):
-            raise RunError(
-                f"the weights became NaN or infinite by step {self.global_step}: try a lower "
-                "--model.optimizer.lr; checkpoints before it are kept"
-            )
+        self.loss_check.check(self.current_epoch)
+        check_weights(self.net, self.global_step)
         # Lightning may count an epoch that has not ended; a plain Trainer has its loops only.
         checkpoint["epoch"] = getattr(self.trainer.fit_loop, "completed", checkpoint["epoch"])
-        config = self.resolved_config()
+        options = self.resolved_options()
         checkpoint[KEY] = {
             "task": self.name,
             "version": VERSION,
             "metadata": self.metadata,
             "net": asdict(self.net.config),
-            "config": {name: config.get(name, {}) for name in ("model", "data")},
+            "config": {name: options.get(name, {}) for name in ("model", "data")},
         }

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -12,16 +13,18 @@ from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
 from datamodules.sources.base import shortened
 from tasks.base import Batch, Task
-from tasks.distributed.predicting import predicted
+from tasks.distributed.predicting import predict_dataset
 from tasks.errors import UsageError
-from tasks.options import merged
+from tasks.options import merge_options
 from tasks.predictions import AnyPrediction, PredictionFile
 from tasks.problems import PROBLEMS, ClassWeights, Problem
-from tasks.tracking.csv_files import unique_heads, write_csv
+from tasks.tracking.csv_files import unique_names, write_csv
 from tasks.tracking.evaluated import Evaluated, PooledVectors
 from tasks.tracking.evaluation_figures import save_embeddings, save_media
 from tasks.tracking.media import Picture, Table
-from tasks.tracking.report import counted
+from tasks.tracking.report import format_count
+from tasks.training.distillation import TEACHER, Teacher, TeacherConfig, check_path
+from tasks.training.precision import float32_by_default
 
 FEW_CLASSES = 6  # that the first line of a run names
 
@@ -30,14 +33,15 @@ class ClassifierTask(Task):
     """Base of image and text tasks that predict classes, labels or numbers.
 
     Args:
-        problem_type: Each sample has one class, any number of labels, or a number to predict.
-        label_smoothing: Probability mass spread evenly over all classes (Szegedy 2016), from 0 to
-            below 1.
-        class_weights: Weight of each class in the training loss; balanced: rare classes weigh as
-            much as frequent ones.
+        problem_type: What a sample has: one class, any labels, or a number.
+        label_smoothing: Probability mass spread over all classes (Szegedy 2016); from 0, below 1.
+        class_weights: Weight of each class in the training loss; as a list, or by name, such as
+            {spam: 3}, with 1 for other classes; balanced: rare classes weigh as much as frequent
+            ones.
         kwargs: Those of `Task`.
     """
 
+    teacher_config = TeacherConfig()
     # Metadata that are options of `data.dataset`, too.
     dataset_metadata: tuple[str, ...] = ("class_names",)
     # Of what `predict` reads: column in the file of predictions, and what one and a bad one is.
@@ -62,6 +66,7 @@ class ClassifierTask(Task):
         self.class_weights = class_weights
         self.loss_weights: Tensor | None = None  # (K,)
         self.pooled = PooledVectors()
+        self.teacher: Teacher | None = None  # while it trains
 
     @property
     def class_names(self) -> list[str]:
@@ -85,10 +90,39 @@ class ClassifierTask(Task):
         has_few = 2 <= len(self.class_names) <= FEW_CLASSES
         return named if has_few and len(named) <= room else description
 
+    def load_teacher(self, source: str) -> Teacher:
+        """Loads the teacher of `TeacherConfig.path` for the data of this task."""
+        raise NotImplementedError
+
+    @float32_by_default()
     def on_fit_start(self) -> None:
-        labels = self.datamodule.dataset("train").labels
+        source = self.teacher_config.path
+        if source is not None:
+            if self.problem_type != "single_label_classification":
+                raise UsageError(
+                    f"{TEACHER} is for one class a sample, not for {self.problem_type}: leave it "
+                    "out"
+                )
+            check_path(source)
+            with torch.random.fork_rng(devices=[]):  # for initial weights, which are replaced
+                self.teacher = self.load_teacher(source).to(self.device)
+        labels = self.training_labels() if self.class_weights == "balanced" else None
         weights = self.problem.weights(self.class_weights, labels)
         self.loss_weights = None if weights is None else weights.to(self.device)
+
+    def on_fit_end(self) -> None:
+        self.teacher = None  # frees its memory
+
+    def training_labels(self) -> Tensor:
+        """The targets of all training samples, (S,) or (S, K)."""
+        dataset = None if self.datamodule is None else self.datamodule.dataset("train")
+        labels: Tensor | None = getattr(dataset, "labels", None)
+        if labels is None:
+            raise UsageError(
+                "--model.class_weights balanced needs all labels: train on a ResumableDataModule "
+                "whose data set has them as `labels`, or give a weight for each class"
+            )
+        return labels
 
     def training_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss () of a training batch: logits (B, K), targets as `Problem.loss`."""
@@ -97,9 +131,9 @@ class ClassifierTask(Task):
     def make_metrics(self) -> dict[str, Metric]:
         return self.problem.metrics()
 
-    def resolved_config(self) -> dict[str, Any]:
+    def resolved_options(self) -> dict[str, Any]:
         dataset = {name: self.metadata[name] for name in self.dataset_metadata}
-        return merged(super().resolved_config(), {"data": {"dataset": dataset}})
+        return merge_options(super().resolved_options(), {"data": {"dataset": dataset}})
 
     def reset_media(self) -> None:
         self.pooled.watch(self.net.pool)
@@ -110,25 +144,25 @@ class ClassifierTask(Task):
         size = len(self.datamodule.dataset(self.split))
         self.pooled.add(batch["index"], batch["label"], size)
 
-    def evaluated(self, split: str) -> Evaluated | None:
+    def evaluated_samples(self, split: str) -> Evaluated | None:
         """All samples of the last evaluation of a split; None if no batch was evaluated."""
         found: Evaluated | None = self.metrics[split]["samples"].found
         return found
 
     def media(self, split: str) -> dict[str, Table | Picture]:
-        samples = self.evaluated(split)
+        samples = self.evaluated_samples(split)
         return {} if samples is None else self.problem.media(samples)
 
     def save_results(self, folder: Path, split: str) -> None:
-        samples = self.evaluated(split)
+        samples = self.evaluated_samples(split)
         if samples is None:
             return
         prefix = "" if split == "test" else f"{split}_"
         column, cells = self.datamodule.sample_names(split)
-        heads, columns = self.problem.evaluated_columns(samples)
+        header, columns = self.problem.evaluated_columns(samples)
         names = [cells[i] for i in samples.indices.tolist()]
         write_csv(
-            folder / f"{prefix}predictions.csv", unique_heads([column, *heads]), [names, *columns]
+            folder / f"{prefix}predictions.csv", unique_names([column, *header]), [names, *columns]
         )
         save_media(folder, prefix, self.media(split))
         self.problem.save_reports(folder, prefix, samples)
@@ -137,8 +171,8 @@ class ClassifierTask(Task):
     def predict_inputs(
         self, trainer: pl.Trainer, datamodule: ResumableDataModule, file: PredictionFile | None
     ) -> tuple[list[str], list[AnyPrediction]] | None:
-        """Returns paths or texts, and what is predicted for each; arguments as of `predicted`."""
-        found = predicted(trainer, self, datamodule, file)
+        """Returns paths or texts, and predictions; arguments as in `predict_dataset`."""
+        found = predict_dataset(trainer, self, datamodule, file)
         if found is None:
             return None
         indices, rows = found
@@ -151,5 +185,7 @@ class ClassifierTask(Task):
         """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
         column, noun, source = self.input_names
         file.write(column, inputs, self.class_names, found)
-        note = f", {counted(len(bad), f'bad {source}')} skipped: {shortened(bad)}" if bad else ""
-        print(f"predictions for {counted(len(inputs), noun)} are in {file.path}{note}")
+        note = (
+            f", {format_count(len(bad), f'bad {source}')} skipped: {shortened(bad)}" if bad else ""
+        )
+        print(f"predictions for {format_count(len(inputs), noun)} are in {file.path}{note}")

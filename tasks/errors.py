@@ -10,8 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.extras import core_requirement
+from tasks.cli.app import TRUST
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
 SHORT_NAMES = {  # short, usual and former names of options, and the last words of their names
@@ -90,6 +93,9 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         option = _option_of_path(path, arguments)
         message = f"{option}'{path}' cannot be used ({error.strerror}): give another path"
         code = 2 if option else 1
+    elif isinstance(error, ModuleNotFoundError) and (lacks := core_requirement(error.name or "")):
+        message = f'{error.name} is not installed: pip install "{lacks}"'
+        code = 2
     elif not isinstance(error, DataError | RunError):
         if not isinstance(error, Exception):
             raise error
@@ -124,14 +130,36 @@ def _option_of_path(path: str, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
+def missing_entries(metadata: Mapping[str, Any]) -> Iterator[None]:
+    """Turns the `KeyError` of an entry that the metadata of the data lack into a `UsageError`."""
+    try:
+        yield
+    except KeyError as error:
+        if error.args[0] in metadata:
+            raise
+        raise UsageError(
+            f"the network needs {error} of the data: train on a datamodule whose metadata have it, "
+            "or set task.metadata, as datamodules/README.md lists them"
+        ) from error
+
+
+@contextmanager
 def usage_errors(option: str = "") -> Iterator[None]:
     """Turn a `ValueError` or Lightning's error about options into a `UsageError`."""
     try:
         yield
     except Exception as error:
         if isinstance(error, ValueError) or _is_misconfiguration(error):
-            raise UsageError(f"{option}: {error}" if option else str(error)) from error
+            message = with_trust(str(error))
+            raise UsageError(f"{option}: {message}" if option else message) from error
         raise
+
+
+def with_trust(message: str) -> str:
+    """A message about a choice that does not exist, with how to add one's own; others unchanged."""
+    if "choose one of" not in message or TRUST in message:
+        return message
+    return f"{message.rstrip('.')}; for one of your own, set {TRUST} to its module"
 
 
 def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
@@ -166,8 +194,14 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     found = found or ends.get(word) or nearest_option(name, ends)
     if not found and (close := difflib.get_close_matches(word, ends, 1, cutoff=0.7)):
         found = ends[close[0]]
-    hint = f"did you mean {' or '.join(found[:3])}?" if found else "`COMMAND --help` lists them all"
+    hint = f"did you mean {' or '.join(found[:3])}?" if found else "`--help all` lists them all"
     return f"unknown option {name[:200]}: {hint}"
+
+
+def needs_checkpoint(command: str, task: str) -> str:
+    """The message of a command without --ckpt_path."""
+    path = f"runs/{task}/latest/checkpoints/best.ckpt"
+    return f"{command} needs --ckpt_path, such as --ckpt_path {path}"
 
 
 def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:

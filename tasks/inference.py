@@ -31,7 +31,9 @@ class InferenceOptions:
     device: DeviceName = "auto"
 
 
-def prepared(model: Model, name: DeviceName, quantization: QuantizationName | None = None) -> Model:
+def prepare_model(
+    model: Model, name: DeviceName, quantization: QuantizationName | None = None
+) -> Model:
     """A model, a named tuple with a `net`, on a device and with layers for inference."""
     net = on_device(model.net, name, quantization)
     with usage_errors(f"--quantize {quantization}"):
@@ -39,14 +41,20 @@ def prepared(model: Model, name: DeviceName, quantization: QuantizationName | No
     return model._replace(net=net)
 
 
-def on_device(net: Net, name: str, quantization: QuantizationName | None = None) -> Net:
-    """The same network on a device: one of `DeviceName`, or one of torch, such as "cuda:1"."""
+def on_device(
+    net: Net, name: str, quantization: QuantizationName | None = None, option: str = "--device"
+) -> Net:
+    """The same network on a device: one of `DeviceName`, or one of torch, such as "cuda:1".
+
+    Raises `UsageError` if there is none; it says which `option` named it.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() and quantization is None else "cpu"
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"there is no device {name!r}: give cpu, cuda or auto") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: there is no GPU that torch can use; leave it out")
+        torch.zeros(1, device=name).item()
+    except Exception as error:  # each kind of device has its own
+        known = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise UsageError(
+            f"{option} is {name!r}, but torch has no such device here: give {' or '.join(known)}"
+        ) from error
     return net.to(name)

@@ -113,6 +113,13 @@ class EpochLoop(_TrainingEpochLoop):
         super().on_advance_end(data_fetcher)
         self.validation_due = False
 
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        """Also after the last step of `max_steps`: else its weights could not become the best."""
+        is_last = 0 <= self.max_steps <= self.global_step and not self._should_accumulate()
+        return (is_last and self._should_check_val_epoch()) or super()._should_check_val_fx(
+            data_fetcher
+        )
+
     def on_save_checkpoint(self) -> dict[str, Any]:
         """The loggers' next step, whether a validation is due, and random states of all ranks."""
         validates = self.validation_due and not self._should_accumulate()

@@ -6,18 +6,18 @@ from typing import Any, TypeVar, get_type_hints
 
 from datamodules.utils.errors import UsageError
 from modules.config import require
-from modules.schema import checked
+from modules.schema import check_value
 
 Options = dict[str, Any]
 Built = TypeVar("Built")
 
 
-def merged(base: Options, over: Options) -> Options:
+def merge_options(base: Options, over: Options) -> Options:
     """Options of `base`, replaced by those of `over` where it has them."""
     result = dict(base)
     for key, value in over.items():
         nested = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if nested else value
+        result[key] = merge_options(result[key], value) if nested else value
     return result
 
 
@@ -35,26 +35,35 @@ def option_types(kind: type) -> dict[str, Any]:
     return types
 
 
-def accepted(kind: type, **options: Any) -> Options:
+def accepted_options(kind: type, **options: Any) -> Options:
     """Those options that a class takes: a task need not take the config of its network."""
     types = option_types(kind)
     return {name: value for name, value in options.items() if name in types}
 
 
-def build_from_options(kind: type[Built], saved: Options, given: Options) -> Built:
+def build_from_options(
+    kind: type[Built], saved: Options, given: Options, prefix: str = ""
+) -> Built:
     """Builds a class from the options of a checkpoint, replaced by those given in Python.
 
     Only primitives and dataclasses of them are built, so that a checkpoint can run no code. Raises
-    `UsageError` if an option is unknown or of another type.
+    `UsageError` if an option is unknown or of another type. With `prefix` it names options as the
+    command line does.
     """
     types = option_types(kind)
-    options = merged(saved, given)
+    options = merge_options(saved, given)
     try:
         unknown = sorted(options.keys() - types.keys())
-        require(not unknown, f"there is no option {', '.join(unknown)}.")
-        return kind(**{name: checked(types[name], value, name) for name, value in options.items()})
+        require(not unknown, f"there is no option {prefix}{', '.join(unknown)}.")
+        return kind(
+            **{
+                name: check_value(types[name], value, f"{prefix}{name}")
+                for name, value in options.items()
+            }
+        )
     except ValueError as error:
-        raise UsageError(f"{kind.__name__} cannot be built: {error}") from error
+        what = "" if prefix else f"{kind.__name__} cannot be built: "
+        raise UsageError(f"{what}{error}") from error
 
 
 def flat(options: Options, prefix: str = "") -> dict[str, Any]:

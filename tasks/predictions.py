@@ -12,26 +12,26 @@ from torch import Tensor
 
 from datamodules.utils.files import replacing, write_text
 from tasks.errors import UsageError
-from tasks.tracking.csv_files import unique_heads, write_csv
+from tasks.tracking.csv_files import unique_names, write_csv
 from tasks.tracking.run_folder import make_folder
 
 
-def likeliest(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
-    """K classes with their probabilities, (K,) on the CPU, the likeliest first."""
+def most_likely(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
+    """K classes with their probabilities, (K,) on the CPU, the most likely first."""
     values, order = probabilities.sort(descending=True, stable=True)  # (K,) each
     return {names[i]: p for i, p in zip(order.tolist(), values.tolist(), strict=True)}
 
 
-class Predicted(ABC):
+class BasePrediction(ABC):
     """Base: what was predicted for one input."""
 
     @abstractmethod
     def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
-        """Heads and cells of a row of a table.
+        """Column names and cells of a row of a table.
 
         Args:
             names: Of the K classes, in the order of the columns.
-            top_k: The k likeliest classes only; None: all.
+            top_k: The k most likely classes only; None: all.
         """
 
     @abstractmethod
@@ -47,17 +47,17 @@ class Predicted(ABC):
         """The answer without the probabilities of other classes, by name."""
 
 
-class Ranked(Predicted):
+class RankedPrediction(BasePrediction):
     """Base: classes or labels with their probabilities."""
 
-    probabilities: dict[str, float]  # by name, the likeliest first
+    probabilities: dict[str, float]  # by name, the most likely first
 
     def top(self, k: int | None) -> list[tuple[str, float]]:
-        """The k likeliest classes with their probabilities; None: all."""
+        """The k most likely classes with their probabilities; None: all."""
         return list(self.probabilities.items())[:k]
 
-    def ranked(self, top_k: int, first: int = 1) -> list[tuple[str, Any]]:
-        """Heads and cells of the k likeliest classes from rank `first` on."""
+    def top_columns(self, top_k: int, first: int = 1) -> list[tuple[str, Any]]:
+        """Column names and cells of the k most likely classes from rank `first` on."""
         found: list[tuple[str, Any]] = []
         for rank, (name, probability) in enumerate(self.top(top_k), 1):
             if rank >= first:
@@ -66,13 +66,13 @@ class Ranked(Predicted):
 
 
 @dataclass(frozen=True)
-class Prediction(Ranked):
+class Prediction(RankedPrediction):
     """The classes of one input.
 
     Args:
-        label: The likeliest class.
+        label: The most likely class.
         probability: Its probability.
-        probabilities: Of all classes by name, the likeliest first.
+        probabilities: Of all classes by name, the most likely first.
     """
 
     label: str
@@ -82,26 +82,26 @@ class Prediction(Ranked):
     def row(self, names: Sequence[str], top_k: int | None = None) -> list[tuple[str, Any]]:
         if top_k is None:
             return [("label", self.label), *((name, self.probabilities[name]) for name in names)]
-        return [*self.answer().items(), *self.ranked(top_k, first=2)]
+        return [*self.answer().items(), *self.top_columns(top_k, first=2)]
 
     def entry(self, top_k: int | None = None) -> dict[str, Any]:
-        return {"label": self.label, "probabilities": rounded(self.top(top_k))}
+        return {"label": self.label, "probabilities": round_probabilities(self.top(top_k))}
 
     def line(self, top_k: int | None = None) -> str:
         """As in `label cat (probabilities: cat 0.9000, dog 0.1000)`."""
-        return f"label {self.label} (probabilities: {listed(self.top(top_k))})"
+        return f"label {self.label} (probabilities: {format_probabilities(self.top(top_k))})"
 
     def answer(self) -> dict[str, Any]:
         return {"label": self.label, "probability": self.probability}
 
 
 @dataclass(frozen=True)
-class LabelSet(Ranked):
+class LabelSet(RankedPrediction):
     """The labels of one input that may have several.
 
     Args:
-        labels: Those with a probability above 0.5, the likeliest first.
-        probabilities: Of all labels by name, the likeliest first.
+        labels: Those with a probability above 0.5, the most likely first.
+        probabilities: Of all labels by name, the most likely first.
     """
 
     labels: list[str]
@@ -111,22 +111,22 @@ class LabelSet(Ranked):
         labels = [*self.answer().items()]
         if top_k is None:
             return labels + [(name, self.probabilities[name]) for name in names]
-        return labels + self.ranked(top_k)
+        return labels + self.top_columns(top_k)
 
     def entry(self, top_k: int | None = None) -> dict[str, Any]:
-        return {"labels": self.labels, "probabilities": rounded(self.top(top_k))}
+        return {"labels": self.labels, "probabilities": round_probabilities(self.top(top_k))}
 
     def line(self, top_k: int | None = None) -> str:
         """As in `labels war, art (probabilities: war 0.9000, art 0.7000, love 0.1000)`."""
         names = f"labels {', '.join(self.labels)}" if self.labels else "no label"
-        return f"{names} (probabilities: {listed(self.top(top_k))})"
+        return f"{names} (probabilities: {format_probabilities(self.top(top_k))})"
 
     def answer(self) -> dict[str, Any]:
         return {"labels": ",".join(self.labels)}
 
 
 @dataclass(frozen=True)
-class Number(Predicted):
+class Number(BasePrediction):
     """The number of one input.
 
     Args:
@@ -151,11 +151,11 @@ class Number(Predicted):
 AnyPrediction = Prediction | LabelSet | Number
 
 
-def rounded(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
+def round_probabilities(pairs: Sequence[tuple[str, float]]) -> dict[str, float]:
     return {name: round(probability, 6) for name, probability in pairs}
 
 
-def listed(pairs: Sequence[tuple[str, float]]) -> str:
+def format_probabilities(pairs: Sequence[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {probability:.4f}" for name, probability in pairs)
 
 
@@ -190,8 +190,8 @@ class PredictionFile:
     Args:
         path: The file: .csv, .jsonl (an object per line, with the probabilities in one of its own)
             or .parquet. Its folder is created if it does not exist.
-        top_k: Write the k likeliest classes with their probabilities; None: the likeliest class and
-            the probabilities of all.
+        top_k: Write the k most likely classes with their probabilities; None: the most likely
+            class and the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
             command that was killed can be resumed.
         is_default: No name was given: answers for `--text` are printed only.
@@ -216,7 +216,11 @@ class PredictionFile:
         return self.path.with_name(f".{self.path.name}.part") if self.key else None
 
     def write(
-        self, column: str, samples: Sequence[str], names: Sequence[str], found: Sequence[Predicted]
+        self,
+        column: str,
+        samples: Sequence[str],
+        names: Sequence[str],
+        found: Sequence[BasePrediction],
     ) -> None:
         """Writes a row for each sample, and removes the part file.
 
@@ -233,20 +237,20 @@ class PredictionFile:
             write_json_lines(self.path, entries)
         else:
             rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
-            heads = unique_heads([head for head, _ in rows[0]])
+            header = unique_names([name for name, _ in rows[0]])
             columns = [[cell for _, cell in cells] for cells in zip(*rows, strict=True)]
-            WRITERS[self.path.suffix](self.path, heads, columns)
+            WRITERS[self.path.suffix](self.path, header, columns)
         if self.part is not None:
             self.part.unlink(missing_ok=True)
 
 
-def write_parquet(path: Path, heads: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+def write_parquet(path: Path, header: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     arrays = [pa.array(column) for column in columns]
     with replacing(path) as partial:
-        pq.write_table(pa.Table.from_arrays(arrays, names=list(heads)), partial)
+        pq.write_table(pa.Table.from_arrays(arrays, names=list(header)), partial)
 
 
 WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]]], None]] = {

@@ -20,9 +20,10 @@ from torchmetrics.classification import (
 )
 
 from datamodules.sources import class_counts
+from datamodules.sources.base import shortened
 from datamodules.utils.files import replacing
 from tasks.errors import UsageError
-from tasks.predictions import AnyPrediction, LabelSet, Number, Prediction, likeliest
+from tasks.predictions import AnyPrediction, LabelSet, Number, Prediction, most_likely
 from tasks.tracking.class_reports import (
     CONFUSED,
     LABEL_REPORT,
@@ -37,10 +38,10 @@ from tasks.tracking.class_reports import (
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.evaluated import Evaluated, EvaluatedSamples
 from tasks.tracking.evaluation_figures import draw_calibration, draw_numbers, draw_roc
-from tasks.tracking.media import Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, render_picture
 from tasks.tracking.report import MANY_CLASSES, draw_confusion
 
-ClassWeights = Literal["balanced"] | list[float] | None
+ClassWeights = Literal["balanced"] | list[float] | dict[str, float] | None
 
 
 class Problem(ABC):
@@ -52,7 +53,7 @@ class Problem(ABC):
 
     monitor: str  # the metric that decides which checkpoint is best
     monitor_mode: str
-    answers: Mapping[str, type]  # names and types of `Predicted.answer`
+    answers: Mapping[str, type]  # names and types of `BasePrediction.answer`
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.names: list[str] = list(metadata["class_names"])  # of the K outputs
@@ -106,7 +107,7 @@ class Problem(ABC):
         return {}
 
     def check_top_k(self, top_k: int) -> None:
-        """Raises `UsageError` if an input has no `top_k` likeliest classes."""
+        """Raises `UsageError` if an input has no `top_k` most likely classes."""
         if top_k < 1:
             raise UsageError(f"--top_k {top_k} must be at least 1")
         if top_k > len(self.names):
@@ -123,22 +124,32 @@ class Problem(ABC):
         """Targets in the type that the metrics need."""
         return targets
 
-    def weights(self, given: ClassWeights, labels: Tensor) -> Tensor | None:
+    def weights(self, given: ClassWeights, labels: Tensor | None) -> Tensor | None:
         """(K,) weights of the classes in the loss; None: all are equal.
 
         Args:
-            given: A number per class; or "balanced", for weights from the training labels.
-            labels: Of the training samples, (S,) or (S, K).
+            given: A number per class, or by the names of some, 1 for others; or "balanced", for
+                weights from the training labels.
+            labels: Of the training samples, (S,) or (S, K), if given is "balanced".
         """
         if given is None:
             return None
         if given == "balanced":
+            assert labels is not None
             return self.balanced_weights(class_counts(labels, len(self.names)), len(labels))
+        if isinstance(given, dict):
+            by_name = {str(name): weight for name, weight in given.items()}  # YAML has numbers
+            if unknown := by_name.keys() - {*self.names}:
+                raise UsageError(
+                    f"--model.class_weights has a weight for {min(unknown)}, which is none of the "
+                    f"{len(self.names)} classes: {shortened(self.names)}"
+                )
+            given = [by_name.get(name, 1.0) for name in self.names]
         are_weights = all(0 <= weight < math.inf for weight in given) and sum(given) > 0
         if len(given) != len(self.names) or not are_weights:
             raise UsageError(
                 f"--model.class_weights {given} must be a number from 0, not all 0, for each of "
-                f"the {len(self.names)} classes: {', '.join(self.names[:10])}"
+                f"the {len(self.names)} classes: {shortened(self.names)}"
             )
         return torch.tensor(given, dtype=torch.float32)
 
@@ -179,7 +190,7 @@ class SingleLabel(Problem):
         return {"acc": accuracy, "samples": EvaluatedSamples()}
 
     def prediction(self, row: Tensor) -> Prediction:
-        found = likeliest(self.names, row)
+        found = most_likely(self.names, row)
         label = next(iter(found))
         return Prediction(label, found[label], found)
 
@@ -194,7 +205,7 @@ class SingleLabel(Problem):
 
     def media(self, samples: Evaluated) -> dict[str, Table | Picture]:
         counts = confusion_counts(samples)
-        return {"confusion": rendered(lambda file: draw_confusion(counts, self.names, file))}
+        return {"confusion": render_picture(lambda file: draw_confusion(counts, self.names, file))}
 
     def save_reports(self, folder: Path, prefix: str, samples: Evaluated) -> None:
         counts = confusion_counts(samples)
@@ -266,7 +277,7 @@ class MultiLabel(Problem):
         return targets.long()
 
     def prediction(self, row: Tensor) -> LabelSet:
-        found = likeliest(self.names, row)
+        found = most_likely(self.names, row)
         count = int(is_predicted(row).sum())
         return LabelSet(list(found)[:count], found)
 
@@ -346,7 +357,7 @@ class Regression(Problem):
             "samples": EvaluatedSamples(),
         }
 
-    def weights(self, given: ClassWeights, labels: Tensor) -> Tensor | None:
+    def weights(self, given: ClassWeights, labels: Tensor | None) -> Tensor | None:
         """None; `UsageError` if weights are given."""
         if given is not None:
             raise UsageError(

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torchmetrics import MeanMetric
 
+from datamodules.tokenized import TokenizedData
 from datamodules.utils.files import write_text
 from tasks.base import Task
 from tasks.errors import UsageError
-from tasks.options import merged
+from tasks.options import merge_options
 
 Config = TypeVar("Config")
 TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase")  # of a new tokenizer
@@ -21,12 +22,10 @@ class TextTask(Task):
     """A task whose data have a tokenizer.
 
     Args:
-        pretrained: Weights and tokenizer to start from: a checkpoint (.ckpt) of this suite,
+        pretrained: Weights and tokenizer to start from; a checkpoint (.ckpt) or run folder,
             `hf/<model>` of the Hugging Face hub, or a local folder like it; null: random weights.
         kwargs: Those of `Task`.
     """
-
-    train_metrics = (*Task.train_metrics, "padding")
 
     def __init__(self, pretrained: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -49,18 +48,23 @@ class TextTask(Task):
                     f"{option} is for a new tokenizer, but {origin} has one: leave it out"
                 )
 
-    def resolved_config(self) -> dict[str, Any]:
+    def train_metrics(self) -> list[str]:
+        return [*super().train_metrics(), "padding"]
+
+    def resolved_options(self) -> dict[str, Any]:
         tokenizer = self.metadata["tokenizer_options"]
-        return merged(super().resolved_config(), {"data": {"tokenizer": tokenizer}})
+        return merge_options(super().resolved_options(), {"data": {"tokenizer": tokenizer}})
 
     def save_files(self, folder: Path) -> None:
         write_text(folder / "tokenizer.json", self.metadata["tokenizer"])
 
     def on_train_epoch_end(self) -> None:
         """Logs the fraction of padding in the epoch's batches, over all ranks."""
+        if not isinstance(self.datamodule, TokenizedData):  # nobody has counted
+            return
         tokens, total = self.datamodule.count_tokens()
         # `batch_size` weights the ranks in the mean.
-        self.log("train/padding", 1 - tokens / total, sync_dist=True, batch_size=total)
+        self.log("train/padding", 1 - tokens / total, sync_dist=True, batch_size=round(total))
 
 
 def fill_vocabulary(

@@ -18,24 +18,29 @@ APP = App(
     takes_text=True,
     epochs=5,
     extra_commands={
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_reviews"),
         "export": (
             "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.bert.export:export",
         ),
         "tokenize": ("show the tokens of a text", "tasks.bert.tokenize:tokenize"),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_bert",
+        ),
     },
     examples=(
         "fit",
         "fit --config configs/bert/imdb.yaml --run_dir runs/bert/imdb",
         "fit --config configs/bert/imdb.yaml --model.pretrained "
         "runs/mlm/latest/checkpoints/best.ckpt",
-        'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "not bad at all"',
-        'tokenize --text "not bad at all"',
+        'predict --ckpt_path runs/bert/latest/checkpoints/best.ckpt --text "the film is not bad"',
+        'tokenize --text "the film is not bad"',
     ),
     next_commands=(
         "predict --ckpt_path {best} --input FILE",
+        "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
-        "export --ckpt_path {best} --format safetensors",
     ),
 )
 

@@ -7,17 +7,21 @@ from typing import Any, TypeVar
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
-from modules.models.bert import BertConfig
+from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import FAMILIES, HEADS
+from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import (
     ModelFolder,
     checkpoint_options,
+    distinct,
     model_options,
     pretrained_weights,
 )
 from tasks.checkpoints.weights import PRETRAINED, fill_config, load_pretrained_weights
-from tasks.errors import UsageError
+from tasks.errors import UsageError, usage_errors
 from tasks.options import Options
+from tasks.problems import external_targets
 from tasks.text import fill_vocabulary
 
 Net = TypeVar("Net", bound=nn.Module)
@@ -40,7 +44,7 @@ def fit_to_data(
     if config.pad_id != pad_id and (pretrained or config.pad_id != BertConfig.pad_id):
         raise UsageError(
             f"the tokenizer pads with token {pad_id} and the network with token {config.pad_id}: "
-            "use the tokenizer that the network was trained with, or leave --model.net.pad_id out"
+            "use the tokenizer that the network was trained with, and no other --model.net.pad_id"
         )
     if config.next_sentence and not metadata.get("next_sentence"):
         raise UsageError("--model.net.next_sentence true needs --data.next_sentence true: add it")
@@ -55,6 +59,43 @@ def pretrained_options(source: str) -> Options:
     return model_options(folder.path, asdict(replace(folder.config, num_classes=None)))
 
 
+def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, dict[str, Any]]:
+    """Builds the network of a folder of Hugging Face's, and metadata as in a checkpoint.
+
+    It is a classifier, or else a masked language model. Raises `UsageError` if there is no head, or
+    not a name for each class.
+    """
+    what = f"{folder.option} {folder.source}"
+    tokenizer = Tokenizer.from_file(folder.path)
+    config = replace(folder.config, pad_id=tokenizer.special_id("pad"))
+    metadata = {
+        "tokenizer": tokenizer.to_json(),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
+        "vocabulary": tokenizer.vocab_size,
+        "pad_id": config.pad_id,
+        "max_length": config.max_length,
+    }
+    is_classifier = config.num_classes is not None
+    net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
+    with usage_errors(what):
+        missing = load_weights(net, folder.weights(), HEADS)
+    if missing:
+        raise UsageError(
+            f"{what}: the file holds the encoder only ({missing[0]} is missing): load a model that "
+            "was saved for classification or masked language modelling"
+        )
+    if not is_classifier:
+        return net, metadata
+    names = folder.class_names() or [str(row) for row in range(config.num_classes)]
+    names = distinct(names, range(len(names)))
+    if len(names) != config.num_classes:
+        raise UsageError(
+            f"{what}: config.json names {len(names)} classes, but the classifier has "
+            f"{config.num_classes}: correct id2label"
+        )
+    return net, {**metadata, "class_names": names, **external_targets(folder.problem_type())}
+
+
 def load_pretrained(
     build: Callable[[], Net], source: str, metadata: Mapping[str, Any], reset: tuple[str, ...] = ()
 ) -> Net:
@@ -62,7 +103,7 @@ def load_pretrained(
 
     Args:
         build: Builds a `BertClassifier` or `BertMaskedLM`, once the weights fit their config.
-        source: As of `--model.pretrained`.
+        source: See `--model.pretrained`.
         metadata: Of the data, with their `tokenizer`.
         reset: Parts of the network not to load.
     """

@@ -11,6 +11,7 @@ from modules.pretrained.bert import FAMILIES
 from tasks.checkpoints.exporting import (
     TextFormat,
     export_text_model,
+    text_target,
     with_numbers_in_units,
 )
 from tasks.checkpoints.reading import KEY, load_network, read_checkpoint
@@ -57,8 +58,10 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
             folder with a graph from `input_ids` and `attention_mask` to `logits`, of any batch size
             and length, and the tokenizer; safetensors: a file with our own names, config and the
             data's metadata in the header.
-        output: Folder or file to write; null: beside the checkpoint.
+        output: Folder to write, or for safetensors a file, such as model.safetensors; null: beside
+            the checkpoint.
     """
+    target = text_target(ckpt_path, format, output)
     checkpoint = read_checkpoint(ckpt_path)
     saved = checkpoint[KEY]
     task = saved["task"]
@@ -68,7 +71,7 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
     net = load_network(checkpoint, BertConfig, build)
     metadata = with_numbers_in_units(net, saved["metadata"])
     convert = partial(to_huggingface, metadata=metadata)
-    export_text_model(net, metadata, ckpt_path, format, output, convert, graph=graph(net))
+    export_text_model(net, metadata, target, format, convert, graph=graph(net))
 
 
 def to_huggingface(

@@ -7,7 +7,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig, truncation
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.config_files import read_config
 from tasks.errors import UsageError
-from tasks.tracking.report import counted
+from tasks.tracking.report import format_count
 
 DEFAULT = TokenizerConfig(**read_config("configs/bert/reviews.yaml")["data"]["tokenizer"])
 
@@ -52,6 +52,6 @@ def tokenize(
     width = max(map(len, tokens))
     for token, token_id in zip(tokens, ids, strict=True):
         print(f"{token:<{width}}  {token_id}")
-    print(f"{counted(len(ids), 'token')}; vocabulary {chosen.vocab_size}")
+    print(f"{format_count(len(ids), 'token')}; vocabulary {chosen.vocab_size}")
     if truncated:
         print(truncation(f"{length} tokens", len(ids), chosen.truncation))

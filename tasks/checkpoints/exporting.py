@@ -14,11 +14,13 @@ from torch import Tensor, nn
 
 from datamodules.tokenizers import Tokenizer
 from datamodules.utils.files import errors_naming, replacing, write_text
+from modules.pretrained.weights import CLASSIFIERS
 from tasks.checkpoints.onnx_graph import write_graph
 from tasks.checkpoints.reading import best_checkpoint
 from tasks.errors import UsageError
 
 TextFormat = Literal["hf", "safetensors"]
+FILE_SUFFIXES = (".onnx", ".safetensors", ".bin", ".pt", ".ckpt")  # which no folder should have
 # From a network to the content of config.json and its weights under their names.
 Convert = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
 
@@ -41,19 +43,48 @@ def with_numbers_in_units(net: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     """Scales a regression's output to the unit of its numbers; returns metadata that say so."""
     if metadata.get("problem_type") != "regression":
         return metadata
-    linear = net.head.linear
     with torch.no_grad():
-        linear.weight.mul_(metadata["target_std"])
-        linear.bias.mul_(metadata["target_std"]).add_(metadata["target_mean"])
+        for name, value in net.state_dict().items():
+            if name.startswith(CLASSIFIERS):
+                value.mul_(metadata["target_std"])
+                if name.endswith("bias"):
+                    value.add_(metadata["target_mean"])
     return metadata | {"target_mean": 0.0, "target_std": 1.0}
+
+
+def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool) -> Path:
+    """Returns the file or folder to write; without `output`, one beside the checkpoint.
+
+    Raises `UsageError` if the name of a file has not the suffix of its format, or that of a folder
+    has the suffix of a file.
+    """
+    suffix = f".{format}"
+    if output is None:
+        path = Path(best_checkpoint(ckpt_path))
+        return path.with_suffix(suffix) if is_file else path.with_name(f"{path.stem}_{format}")
+    target = Path(output)
+    if is_file and target.suffix != suffix:
+        raise UsageError(
+            f"--output {output}: the format {format} is a file: give a name that ends with {suffix}"
+        )
+    if not is_file and target.suffix in FILE_SUFFIXES:
+        raise UsageError(
+            f"--output {output}: the format {format} is a folder with several files: give a name "
+            f"without {target.suffix}"
+        )
+    return target
+
+
+def text_target(ckpt_path: str, format: TextFormat | Literal["onnx"], output: str | None) -> Path:
+    """Returns where a model of text is written; as `export_target`."""
+    return export_target(ckpt_path, format, output, is_file=format == "safetensors")
 
 
 def export_text_model(
     net: Any,
     metadata: dict[str, Any],
-    ckpt_path: str,
+    target: Path,
     format: TextFormat | Literal["onnx"],
-    output: str | None,
     convert: Convert,
     write_more: Callable[[dict[str, Any], Path], None] = write_tokenizer,
     graph: nn.Module | None = None,
@@ -63,15 +94,13 @@ def export_text_model(
     Args:
         net: The network.
         metadata: Of its data.
-        ckpt_path: The checkpoint.
+        target: Of `text_target`.
         format: hf: a folder with weights, config and tokenizer; onnx: a folder with a graph and
             tokenizer; safetensors: a file.
-        output: Folder or file to write; None: beside the checkpoint.
         convert: See `Convert`; its `ValueError` says why Hugging Face has no such model.
         write_more: Writes the other files of the folder.
         graph: For onnx, the network from `input_ids` and `attention_mask` to logits.
     """
-    target = Path(output) if output else Path(best_checkpoint(ckpt_path)).with_suffix(f".{format}")
     others = "safetensors" if graph is None else "onnx or safetensors"
     writers: dict[str, Callable[[Path], str]] = {
         "hf": lambda folder: write_huggingface(net, folder, convert, others),

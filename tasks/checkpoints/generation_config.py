@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from datamodules.utils.files import read_object
 from modules.generation.sampling import GenerationConfig
-from modules.schema import from_dict, shown
+from modules.schema import format_value, from_dict
 from tasks.cli.text_io import print_note
 from tasks.errors import UsageError, usage_errors
 
@@ -102,7 +102,7 @@ class FolderGeneration:
         for token in tokens:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
-                    f"{self.file}: {name} has token {shown(token)}, but the model "
+                    f"{self.file}: {name} has token {format_value(token)}, but the model "
                     f"{self.vocabulary}: correct it"
                 )
         return tuple(tokens)
@@ -136,7 +136,7 @@ class FolderGeneration:
             found = {name: value for name, value in found.items() if name not in SAMPLING}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")
-        ignored += [f"{name} {shown(found[name])}" for name in found if name not in known]
+        ignored += [f"{name} {format_value(found[name])}" for name in found if name not in known]
         found = {name: value for name, value in found.items() if name in not_given}
         if any(getattr(options, name) for name in known - not_given if name in NOT_IN_BEAM_SEARCH):
             found.pop("beams", None)
@@ -145,7 +145,7 @@ class FolderGeneration:
                 ignored.append("do_sample true in beam search")
             for name in ("repetition_penalty", "stop"):
                 if name in found:
-                    ignored.append(f"{name} {shown(found[name])} in beam search")
+                    ignored.append(f"{name} {format_value(found[name])} in beam search")
             found = {name: value for name, value in found.items() if name not in NOT_IN_BEAM_SEARCH}
         if ignored:
             listed = ", ".join(ignored)
@@ -214,7 +214,7 @@ def read_generation(
         )
     no_change = {**UNSUPPORTED, **dict.fromkeys(ignored)}
     unsupported = tuple(
-        f"{name} {shown(content[name])}"
+        f"{name} {format_value(content[name])}"
         for name, value in no_change.items()
         if content.get(name) not in (value, None)
     )

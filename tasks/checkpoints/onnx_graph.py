@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datamodules.utils.extras import extra
+from datamodules.utils.extras import requires_extra
 
 KEPT = ("class_names", "problem_type", "preprocessing")  # metadata that a graph holds
 
@@ -33,7 +33,7 @@ def write_graph(
     Raises:
         UsageError: ONNX is not installed.
     """
-    with extra("export"):
+    with requires_extra("export"):
         import onnx
         import onnxscript  # noqa: F401
     with warnings.catch_warnings():

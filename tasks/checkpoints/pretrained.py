@@ -1,6 +1,8 @@
 """Pretrained models: checkpoints, folders of Hugging Face, the hub; and tokenizers of texts."""
 
+import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,12 +15,13 @@ from datamodules.utils.files import read_object, replacing
 from modules.config import require
 from modules.pretrained.family import TransformersFamily, config_from_huggingface
 from modules.pretrained.settings import Settings
-from modules.schema import checked
+from modules.schema import check_value
 from tasks.checkpoints.reading import (
     KEY,
     Checkpoint,
     best_checkpoint,
     net_weights,
+    onnx_message,
     read_checkpoint,
 )
 from tasks.checkpoints.weights import PRETRAINED, State, match_classes, read_weights
@@ -140,7 +143,9 @@ class ModelFolder:
         """Returns the class of each row of a classifier; None if `id2label` does not name each."""
         default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
         with self.config_errors():
-            names = checked(dict[str, str], self.settings.get("id2label") or default, "id2label")
+            names = check_value(
+                dict[str, str], self.settings.get("id2label") or default, "id2label"
+            )
         rows = [str(row) for row in range(len(names))]
         return [names[row] for row in rows] if names.keys() == set(rows) else None
 
@@ -149,7 +154,9 @@ class ModelFolder:
         classes = self.config.num_classes
         default = "regression" if classes == 1 else "single_label_classification"
         with self.config_errors():
-            kind = checked(ProblemType | None, self.settings.get("problem_type"), "problem_type")
+            kind = check_value(
+                ProblemType | None, self.settings.get("problem_type"), "problem_type"
+            )
             kind = kind or default
             fits = kind != "regression" or classes in (None, 1)
             require(fits, f"problem_type regression has {classes} numbers; 1 is supported.")
@@ -183,14 +190,12 @@ def read_settings(folder: Path, name: str, option: str) -> Settings:
         ) from error
 
 
-def read_task_checkpoint(source: str, tasks: Sequence[str]) -> Checkpoint:
+def read_task_checkpoint(source: str, tasks: Sequence[str], option: str = PRETRAINED) -> Checkpoint:
     """Returns the checkpoint, if it is of one of these tasks; else raises `UsageError`."""
     checkpoint = read_checkpoint(source)
     task = checkpoint[KEY]["task"]
     if task not in tasks:
-        raise UsageError(
-            f"{PRETRAINED} {source} is of task '{task}': give one of {' or '.join(tasks)}"
-        )
+        raise UsageError(f"{option} {source} is of task '{task}': give one of {' or '.join(tasks)}")
     return checkpoint
 
 
@@ -206,10 +211,15 @@ def check_tokenizer(source: str, theirs: Tokenizer, own: str) -> None:
 
 def tokenizer_file(source: str, content: str) -> Path:
     """Returns a file with the tokenizer of a checkpoint: in its run folder, or in the cache."""
-    beside = Path(source).resolve().parent.parent / "tokenizer.json"
+    return file_with(content, source, "tokenizer")
+
+
+def file_with(content: str, source: str, kind: str) -> Path:
+    """Returns a file with this content: KIND.json in the run folder, or one in the cache."""
+    beside = Path(source).resolve().parent.parent / f"{kind}.json"
     if beside.is_file() and beside.read_bytes() == content.encode():
         return beside
-    path = cache_folder("tokenizers") / f"{content_key(content)}.tokenizer.json"
+    path = cache_folder(f"{kind}s") / f"{content_key(content)}.{kind}.json"
     try:
         with replacing(path) as partial:
             partial.write_bytes(content.encode())
@@ -235,9 +245,13 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
         folder = Path(source).resolve()
     else:
         hint = f", or hf/{source} for a model of the hub" if may_be_on_hub(source) else ""
+        if Path(source).is_file():
+            raise UsageError(f"{option} {source} is a file of another kind; give {wanted}")
         raise UsageError(f"{option} {source}: no such file or folder; give {wanted}{hint}")
     if weight_files(folder):
         return folder
+    if (folder / "model.onnx").is_file():
+        raise UsageError(onnx_message(source))
     if not (folder / "config.json").is_file():
         raise UsageError(f"{option} {source} holds no model: give {wanted}")
     raise UsageError(
@@ -246,7 +260,7 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
     )
 
 
-def located(source: str, option: str = CKPT_PATH) -> str:
+def find_checkpoint(source: str, option: str = CKPT_PATH) -> str:
     """Returns the best checkpoint of a run folder; any other path, and `hf/<model>`, as it is.
 
     Raises `UsageError` for the name of a model of the hub without hf/.
@@ -284,7 +298,7 @@ def weight_files(folder: Path) -> list[Path]:
 def indexed_files(index: Path) -> list[Path]:
     """Returns the files that an index names; raises `DataError` if one is missing."""
     try:
-        names = checked(dict[str, str], read_object(index).get("weight_map"), "weight_map")
+        names = check_value(dict[str, str], read_object(index).get("weight_map"), "weight_map")
     except (OSError, ValueError) as error:
         raise DataError(f"{index} names no weights ({error}): download the model again") from error
     files = [index.parent / Path(name).name for name in sorted(set(names.values()))]
@@ -315,7 +329,8 @@ def download_folder(model: str, option: str = PRETRAINED) -> Path:
 def downloading(source: str, advice: str) -> Iterator[None]:
     """Turns errors of a download from the hub into a `DataError`, which ends with `advice`.
 
-    Without a connection, only the cache is read: the hub's library would retry for a minute.
+    Without a connection, only the cache is read: the hub's library would retry for a minute. Its
+    error then has no cause: what the library says of its cache would only mislead.
     """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
@@ -331,8 +346,25 @@ def downloading(source: str, advice: str) -> Iterator[None]:
         raise
     except Exception as error:  # of urllib, huggingface_hub, timm, ...
         reason = type(error).__name__
+        cause: Exception | None = error
         if constants.HF_HUB_OFFLINE:
             reason = f"there is no connection to {constants.ENDPOINT}"
-        raise DataError(f"{source} could not be downloaded ({reason}): {advice}") from error
+            cause = None
+        if os.path.exists(source):
+            advice = f"a file or folder of this name exists; to use it, write ./{source}"
+        raise DataError(f"{source} could not be downloaded ({reason}): {advice}") from cause
     finally:
         constants.HF_HUB_OFFLINE = was_offline
+
+
+def distinct(names: Sequence[str], marks: Sequence[Any]) -> list[str]:
+    """Returns names of classes, with its mark appended to each repeated name.
+
+    >>> distinct(["cat", "crane", "crane"], [0, 1, 2])
+    ['cat', 'crane (1)', 'crane (2)']
+    """
+    counts = Counter(names)  # two classes of ImageNet are called crane
+    return [
+        name if counts[name] == 1 else f"{name} ({mark})"
+        for name, mark in zip(names, marks, strict=True)
+    ]

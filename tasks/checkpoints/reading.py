@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from datamodules.utils.files import open_regular
 from modules.config import require
-from modules.schema import checked, from_dict, shown
+from modules.schema import check_value, format_value, from_dict
 from tasks.cli.app import program
-from tasks.errors import RunError, UsageError
+from tasks.errors import RunError, UsageError, with_trust
 
 KEY = "tessera"  # of our entry in a checkpoint
-VERSION = 3  # of the layout of our entry; 2 had no problem types
+VERSION = 4  # of the layout of our entry; 3 did not scale the embeddings of lm, bert and mlm
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 CHECKPOINT_PATHS = ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path")
 TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers", "optimizer_states")
@@ -59,12 +59,26 @@ class Entry:
 
 
 def best_checkpoint(path: str | os.PathLike) -> str:
-    """Returns the best checkpoint of a run folder, or else its last; any other path as it is."""
+    """Returns the best checkpoint of a run folder, or else its last; any other path as it is.
+
+    Raises `UsageError` for an ONNX file.
+    """
+    if Path(path).suffix == ".onnx":
+        raise UsageError(onnx_message(path))
     for name in ("best.ckpt", "last.ckpt"):
         file = Path(path, "checkpoints", name)
         if file.is_file():
             return str(file)
     return str(path)
+
+
+def onnx_message(path: str | os.PathLike) -> str:
+    """Returns what to do with an ONNX file, or a folder with one, that no command here reads."""
+    return (
+        f"'{path}' is an ONNX graph, which onnxruntime runs: to load the model here, give the "
+        "checkpoint or run folder that it was exported from, or what `export --format` hf, timm "
+        "or, of images, safetensors writes"
+    )
 
 
 def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpoint:
@@ -78,7 +92,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         UsageError: There is no such file, it is of another program, version or task, or it holds
             code.
         RunError: It is damaged, an entry is missing or wrong, or a weight is not finite.
-        OSError: It is no regular file.
+        OSError: It is not a regular file.
     """
     path = best_checkpoint(path)
     file = Path(path)
@@ -99,12 +113,12 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION
     if version != VERSION:
         raise UsageError(
-            f"{what} has version {shown(version)} of the layout, and this program reads only "
-            f"{VERSION}: train again, or use the version of the program that wrote it"
+            f"{what} has version {format_value(version)} of the layout, and this program reads "
+            f"only {VERSION}: train again, or use the version of the program that wrote it"
         )
     with checkpoint_errors(what):
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
-        weights = checked(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
+        weights = check_value(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
     if task is not None and found != task:
         raise UsageError(f"{what} is of task '{found}', not '{task}': use {program(found)}")
     check_finite(weights, what)
@@ -117,7 +131,8 @@ def checkpoint_errors(what: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise RunError(f"{what} cannot be used: {str(error).rstrip('.')}") from error
+        reason = with_trust(str(error).rstrip("."))
+        raise RunError(f"{what} cannot be used: {reason}") from error
 
 
 def check_finite(state: Mapping[str, Tensor], what: str) -> None:
@@ -135,7 +150,7 @@ def load_tensors(file: Path, what: str) -> Any:
     Raises:
         UsageError: It holds other objects.
         RunError: It is truncated, corrupt or of another format.
-        OSError: It is no regular file, or cannot be read.
+        OSError: It is not a regular file, or cannot be read.
     """
     open_regular(file).close()  # a pipe would wait
     try:
@@ -176,7 +191,7 @@ def load_network(checkpoint: Checkpoint, kind: type[Config], build: Callable[[Co
     """Returns the network of a checkpoint with its weights, in evaluation mode.
 
     Args:
-        checkpoint: As of `read_checkpoint`.
+        checkpoint: See `read_checkpoint`.
         kind: Class of the network's config.
         build: Builds the network from its config.
     """
@@ -195,10 +210,10 @@ def check_training(checkpoint: Mapping[str, Any]) -> None:
     """
     for name in TRAINING_STATE:
         require(name in checkpoint, f"{name} is missing.")
-    for name, state in checked(dict[str, Any], checkpoint["callbacks"], "callbacks").items():
+    for name, state in check_value(dict[str, Any], checkpoint["callbacks"], "callbacks").items():
         if not name.startswith(("ModelCheckpoint", "RunCheckpoint")):
             continue
-        state = checked(dict[str, Any], state, f"callbacks.{name}")
+        state = check_value(dict[str, Any], state, f"callbacks.{name}")
         for key in CHECKPOINT_PATHS:
             require(key in state, f"callbacks.{name}.{key} is missing.")
         folder, *paths = (state[key] for key in CHECKPOINT_PATHS)

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from modules.pretrained.weights import load_weights
+from modules.pretrained.weights import CLASSIFIERS, load_weights
 from tasks.checkpoints.reading import check_finite, load_tensors
 from tasks.errors import DataError, UsageError
 from tasks.options import flat
@@ -91,7 +91,7 @@ def match_classes(
         metadata: Of the data; without `class_names`, all weights are kept.
     """
     wanted = metadata.get("class_names")
-    head = {name: value for name, value in state.items() if name.startswith("head.linear.")}
+    head = {name: value for name, value in state.items() if name.startswith(CLASSIFIERS)}
     if wanted is None or not head:
         return state
     if metadata["problem_type"] == "regression":
@@ -136,7 +136,7 @@ def load_pretrained_weights(
 
     Args:
         net: The network.
-        source: As of `--model.pretrained`.
+        source: See `--model.pretrained`.
         state: Weights under our names.
         optional: Prefixes of names that may be missing or of another shape.
     """

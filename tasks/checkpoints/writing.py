@@ -56,9 +56,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if target == self.damaged:
                 self.damaged = None
         except (OSError, RuntimeError) as error:
-            is_torch = "inline_container" in str(error)  # torch gives no reason
-            hint = " (is the disk full?)" if is_torch else ""
-            raise RunError(f"checkpoint {target} could not be written: {error}{hint}") from error
+            # While torch handles an error of the system, its own writer may fail, without a reason.
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise RunError(f"checkpoint {target} could not be written: {reason}") from error
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> Checkpoint:
         return self.loaded.pop(Path(path), None) or read_checkpoint(path)

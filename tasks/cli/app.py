@@ -1,12 +1,15 @@
 """The description of a task's command line. Imports nothing heavy."""
 
 import importlib
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+TRUST = "TESSERA_TRUST"  # variable: modules of the user to import, separated by commas
 TRAINER_COMMANDS = {
     "fit": "train, keep the best checkpoint, test it",
     "validate": "evaluate a checkpoint on the validation split",
@@ -20,7 +23,7 @@ class App:
     """One task's command line.
 
     Args:
-        name: As in `python -m tasks.NAME`; run folders are under `runs/NAME`.
+        name: Of the task; run folders are under `runs/NAME`.
         title: One line that says what the task does.
         task: The LightningModule, as "module:Class".
         data: The LightningDataModule, as "module:Class".
@@ -37,7 +40,7 @@ class App:
         takes_text: Whether `predict` has the option `--text`.
         extra_commands: Other commands, name to (help, "module:function"); their options are the
             function's arguments.
-        examples: Command lines for `--help`, without the leading `python -m tasks.NAME`.
+        examples: Command lines for `--help`, without the program that they begin with.
         next_commands: Command lines to suggest after a fit, with {best} for its best checkpoint.
         pretrains: Task whose `fit` can start from this one's weights.
     """
@@ -75,7 +78,24 @@ def load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+STARTED: dict[str, str] = {}  # name of a task -> how the program that runs it was started
+
+
 def program(task: str) -> str:
-    """How the command line of a task begins, as the user began it."""
-    is_script = Path(sys.argv[0]).stem == "tessera"
-    return f"tessera {task}" if is_script else f"python -m tasks.{task}"
+    """How the command line of a task begins, as the user began it, with modules of their own."""
+    if Path(sys.argv[0]).stem == "tessera":
+        return f"{trust_prefix()}tessera {task}"
+    return trust_prefix() + STARTED.get(task, f"python -m tasks.{task}")
+
+
+def trust_prefix() -> str:
+    """`TESSERA_TRUST=MODULES ` as commands begin with it; empty if it is not set."""
+    modules = os.environ.get(TRUST)
+    return f"{TRUST}={shlex.quote(modules)} " if modules else ""
+
+
+def remember_start(task: str) -> None:
+    """Remembers that this process runs a task: with `python -m MODULE` or `python FILE`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = shlex.quote(sys.argv[0])
+    STARTED[task] = f"python -m {spec.name.removesuffix('.__main__')}" if spec else f"python {name}"

@@ -6,16 +6,15 @@ The script knows all options, so that the shell completes them without starting 
 import argparse
 from collections.abc import Sequence
 from contextlib import suppress
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-import shtab
-
+from datamodules.utils.extras import requires_extra
 from tasks.cli.app import App, load, program
-from tasks.cli.help_screens import first_sentence
+from tasks.cli.help_screens import choices_of, first_sentence
 from tasks.cli.lazy_imports import import_lightning
 from tasks.cli.parsing import function_parser
 from tasks.errors import UsageError, unknown_name
+from tasks.lab.arguments import TITLE, add_commands
 
 HELP = """Print a script with which a shell completes tasks, commands, options and their choices
 
@@ -34,6 +33,8 @@ def completion(arguments: Sequence[str], apps: Sequence[App]) -> str:
     Raises:
         UsageError: There is no shell or another argument.
     """
+    with requires_extra("completion"):
+        import shtab
     shells = shtab.SUPPORTED_SHELLS
     if {"-h", "--help"} & set(arguments):
         return HELP.format(shells=", ".join(shells))
@@ -48,6 +49,9 @@ def completion(arguments: Sequence[str], apps: Sequence[App]) -> str:
         commands = tasks.add_parser(app.name, help=app.title).add_subparsers()
         for name, text in app.commands.items():
             add_options(commands.add_parser(name, help=text, add_help=False), app, name)
+    lab = tasks.add_parser("lab", help=TITLE, add_help=False)
+    for action in add_commands(lab):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]
     own = tasks.add_parser("completion", help="a script for tab completion", add_help=False)
     own.add_argument("shell", choices=shells)
     return shtab.complete(parser, arguments[0])
@@ -55,6 +59,8 @@ def completion(arguments: Sequence[str], apps: Sequence[App]) -> str:
 
 def add_options(parser: argparse.ArgumentParser, app: App, command: str) -> None:
     """Add the options of a command with their choices; the others take the names of files."""
+    import shtab
+
     for option in command_options(app, command):
         names = [name for name in option.option_strings if not name.endswith((".help", "+"))]
         if not names or option.help == argparse.SUPPRESS:
@@ -92,18 +98,3 @@ def command_options(app: App, command: str) -> list[argparse.Action]:
     with suppress(SystemExit):
         Listing(app, command, ["--help"])
     return found
-
-
-def choices_of(hint: Any) -> list[str]:
-    """The values that a type lists.
-
-    >>> choices_of(Literal["pre", "post"] | None), choices_of(bool), choices_of(float)
-    (['pre', 'post'], ['true', 'false'], [])
-    """
-    if hint is bool:
-        return ["true", "false"]
-    if get_origin(hint) is Literal:
-        return [str(value) for value in get_args(hint)]
-    if get_origin(hint) not in (Union, UnionType):
-        return []
-    return [choice for part in get_args(hint) for choice in choices_of(part)]

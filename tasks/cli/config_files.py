@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from datamodules.utils.files import read_bytes
-from modules.schema import shown
+from modules.schema import format_value
 from tasks.errors import UsageError, unknown_option
 from tasks.options import Options
 
@@ -33,7 +33,7 @@ class Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key.value, str):
                 if (key.tag, key.value) in seen:
-                    raise yaml_error(key, f"{shown(key.value)} is given twice")
+                    raise yaml_error(key, f"{format_value(key.value)} is given twice")
                 seen.add((key.tag, key.value))
         return node
 
@@ -42,7 +42,7 @@ class Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
             kind = node.tag.removeprefix(TAG)
-            raise yaml_error(node, f"{shown(node.value)} is not of type {kind}") from error
+            raise yaml_error(node, f"{format_value(node.value)} is not of type {kind}") from error
 
 
 def yaml_error(node: yaml.Node, why: str) -> yaml.YAMLError:
@@ -86,7 +86,9 @@ def read_config(value: str) -> Options:
     pretrained = options.get("model", {}).get("pretrained")
     for name, given in {"preset": options.get("preset"), "model.pretrained": pretrained}.items():
         if given is not None and not (isinstance(given, str) and given):
-            raise UsageError(f"{name} is {shown(given)}, not a name (in config file '{value}')")
+            raise UsageError(
+                f"{name} is {format_value(given)}, not a name (in config file '{value}')"
+            )
     return options
 
 
@@ -133,7 +135,7 @@ def refuse_unknown(
 
 def not_a_section(name: str, value: Any) -> str:
     """The message about a value in place of a section."""
-    given = "null" if value is None else shown(value)
+    given = "null" if value is None else format_value(value)
     below = "write options below it, by name, or leave it out"
     meant = {"data": f"--data.path {value}", "model": "--preset"}.get(name)
     if meant and isinstance(value, str):

@@ -1,6 +1,9 @@
 """The options of a fit, validate, test or predict, before any class is built."""
 
+import re
 import shlex
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,10 @@ from tasks.cli.parsing import (
     option_names,
     take_option,
 )
+from tasks.distributed.environment import with_launcher
 from tasks.distributed.launch import resume_if_restarted
-from tasks.errors import UsageError, unknown_name
-from tasks.options import Options, flat, merged
+from tasks.errors import UsageError, needs_checkpoint, unknown_name
+from tasks.options import Options, flat, merge_options
 
 COMMAND_LINE_ONLY = {
     *("config", "help", "print_config", "run_dir", "debug"),
@@ -32,6 +36,13 @@ COMMAND_LINE_ONLY = {
 
 def has_option(arguments: list[str], name: str) -> bool:
     return any(argument.partition("=")[0] == name for argument in arguments)
+
+
+def net_of(options: Options) -> Options:
+    """The options of the network among those of a run; none if they are not options."""
+    model = options.get("model")
+    net = model.get("net") if isinstance(model, dict) else None
+    return net if isinstance(net, dict) else {}
 
 
 class Invocation:
@@ -52,8 +63,9 @@ class Invocation:
         checkpoint: Content of the checkpoint to use or to resume from.
         resume_path: Its path, if a run is resumed.
         command_line: As it was given.
-        help_topic: What `--help` asks for, as of `take_help`; None: no help is asked for.
+        help_topic: What `--help` asks for, as in `take_help`; None: no help is asked for.
         preset: Of the network, as given here or in a config, the last one.
+        task: Class of the task, for the network that the last option names.
         damaged: The damaged last checkpoint, if a run is resumed from an earlier one.
     """
 
@@ -69,6 +81,7 @@ class Invocation:
         self.on_command_line: set[str] = set()
         self.given: set[str] = set()
         self.preset: str | None = None
+        self.task = load(app.task)
         self.help_topic, arguments = take_help(arguments)
         if (
             self.help_topic is not None
@@ -81,7 +94,10 @@ class Invocation:
         self.arguments = self.expand(collect_lists(arguments, ["--text"]))
 
     def expand(self, arguments: list[str]) -> list[str]:
-        """Replace checkpoint, configs and presets by the options that they stand for, in front."""
+        """Replace checkpoint, configs and presets by the options that they stand for, in front.
+
+        Each is `--config=<YAML>`; its first line is a comment: the origin, which errors name.
+        """
         is_fit = self.command == "fit"
         if is_fit:
             arguments = resume_if_restarted(self.app.name, arguments)
@@ -103,41 +119,68 @@ class Invocation:
         elif self.app.default_config and not names_data(arguments):
             arguments = [f"--config={self.app.default_config}", *arguments]
         self.saved_options.get("data", {}).pop("predict_path", None)  # a former option, now --input
-        configs = []
+        configs: list[tuple[str, Options, Callable[[Options], str]]] = []
         saved = self.saved_options
         if saved and "--data.path" in self.on_command_line:
-            saved = merged(saved, {"data": {"source": None}})  # as the new path shows
+            saved = merge_options(saved, {"data": {"source": None}})  # as the new path shows
         if saved:
-            configs.append(f"--config=# {one_line(origin)}\n{yaml.safe_dump(saved)}")
+            configs.append((origin, saved, yaml.safe_dump))
         others = []
         for argument in arguments:
             name, _, value = argument.partition("=")
             if name in ("--config", "-c", "--preset", "--model.pretrained"):
-                configs.append(self.as_config(name, value))
+                configs.append((f"{name} {value}", self.options_of(name, value), in_yaml))
             elif name == "--compile":
                 others.append(f"--model.compile={value}")
             else:
                 others.append(argument)
-        return configs + others
+        if self.command in ("validate", "test"):
+            self.check_data()
+        last, _ = take_option(others, "--model.net.architecture")
+        named = [net_of(options).get("architecture") for _, options, _ in configs]
+        names = [one for one in (*named, last) if one is not None]
+        if names:
+            self.task = self.task.for_network({"architecture": names[-1]})
+        return [
+            f"--config=# {one_line(origin)}\n{dump(self.of_network(options))}"
+            for origin, options, dump in configs
+        ] + others
 
-    def as_config(self, name: str, value: str) -> str:
-        """What a config, preset or pretrained weights stand for, as `--config=<YAML>`.
+    def of_network(self, options: Options) -> Options:
+        """The options of a config, without those of a network that a later one replaces."""
+        net = net_of(options)
+        if "architecture" not in net or self.task.for_network(net) is self.task:
+            return options
+        return {**options, "model": {**options["model"], "net": {}}}
 
-        The first line is a comment: the origin, which errors of parsing name.
-        """
-        origin = one_line(f"{name} {value}")
+    @property
+    def names_length(self) -> bool:
+        """Whether an option, or the run that is resumed, says how long to train."""
+        length = ("--trainer.max_epochs", "--trainer.max_steps", "--trainer.max_time")
+        return self.saved_at is not None or not self.given.isdisjoint(length)
+
+    def check_data(self) -> None:
+        """Refuses a checkpoint that a plain Trainer wrote, if no option says which data to read."""
+        is_saved = "source" in self.saved_options["data"]
+        is_given = not self.given.isdisjoint(["--data.source", "--data.path"])
+        if load(self.app.data).sources and not (is_saved or is_given):
+            raise UsageError(
+                f"{self.saved_at} does not say which data: give --data.path or --data.source"
+            )
+
+    def options_of(self, name: str, value: str) -> Options:
+        """What a config, preset or pretrained weights stand for."""
         try:
             if name == "--preset":
-                options = self.with_implied({"preset": value})
-            elif name == "--model.pretrained":
-                options = self.with_implied({"model": {"pretrained": value}})
-            else:
-                options = self.with_implied(read_config(value))
+                return self.with_implied({"preset": value})
+            if name == "--model.pretrained":
+                path = None if value == "null" else value
+                return self.with_implied({"model": {"pretrained": path}})
+            return self.with_implied(read_config(value))
         except UsageError as error:
             if value in str(error):
                 raise
-            raise UsageError(f"{error} (in {origin})") from error
-        return f"--config=# {origin}\n{in_yaml(options)}"
+            raise UsageError(f"{error} (in {one_line(f'{name} {value}')})") from error
 
     def with_implied(self, options: Options) -> Options:
         """Options, on top of those that their preset and their pretrained weights imply."""
@@ -156,22 +199,52 @@ class Invocation:
         pretrained = options.get("model", {}).get("pretrained")
         if isinstance(pretrained, str):
             pretrained = best_checkpoint(pretrained)
-            options = merged(options, {"model": {"pretrained": pretrained}})
+            options = merge_options(options, {"model": {"pretrained": pretrained}})
         if pretrained and self.saved_at:
             option = "--resume" if self.command == "fit" else "--ckpt_path"
             raise UsageError(f"{option} and --model.pretrained both name weights: leave one out")
         if pretrained and self.app.pretrained:
-            implied = merged(implied, load(self.app.pretrained)(pretrained))
-        return merged(implied, {key: value for key, value in options.items() if key != "preset"})
+            implied = merge_options(implied, load(self.app.pretrained)(pretrained))
+        return merge_options(
+            implied, {key: value for key, value in options.items() if key != "preset"}
+        )
 
     def read_checkpoint(self) -> None:
         """Read the checkpoint of --ckpt_path, with its options of model and data."""
         if not self.saved_at:
-            raise UsageError(
-                f"{self.command} needs --ckpt_path, such as --ckpt_path "
-                f"runs/{self.app.name}/latest/checkpoints/best.ckpt"
-            )
+            raise UsageError(needs_checkpoint(self.command, self.app.name))
         self.checkpoint = read_checkpoint(self.saved_at, self.app.name)
         self.saved_options = self.checkpoint[KEY]["config"]
         if "pretrained" in self.saved_options["model"]:
-            self.saved_options = merged(self.saved_options, {"model": {"pretrained": None}})
+            self.saved_options = merge_options(self.saved_options, {"model": {"pretrained": None}})
+
+    def next_commands(self, limit: str, refused: Collection[str]) -> list[str]:
+        """Commands to try after a fit, without those that the network refuses.
+
+        `limit` is the Trainer's option that ends training.
+        """
+        lines = [line for line in self.app.next_commands if line.split()[0] not in refused]
+        lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
+        commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
+        if pretrains := self.app.pretrains:
+            line = "fit --model.pretrained {best} --data.path FILE"
+            commands.insert(0, with_launcher(f"{program(pretrains)} {line}"))
+        return commands
+
+    @contextmanager
+    def defaults_named(self, values: Options) -> Iterator[None]:
+        """A `UsageError` about a value that is not on the command line says so.
+
+        `values` are all options by their full names.
+        """
+
+        def named(found: re.Match[str]) -> str:
+            name, value = found.groups()
+            is_given = f"--{name}" in self.on_command_line
+            is_default = not is_given and values.get(name) == value
+            return found[0] + " (the default, or of a config)" * is_default
+
+        try:
+            yield
+        except UsageError as error:
+            raise UsageError(re.sub(r'--([\w.]+) "([^"]*)"', named, str(error))) from error

@@ -20,17 +20,17 @@ from datamodules.sources import choose_source
 from datamodules.utils.files import may_hold
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
+from tasks.classification import ClassifierTask
 from tasks.cli.app import App, load, program
-from tasks.cli.help_screens import NO_CHECKPOINT, help_text
+from tasks.cli.help_screens import NO_CHECKPOINT, help_text, preset_help
 from tasks.cli.invocation import COMMAND_LINE_ONLY, Invocation
 from tasks.cli.parsing import OneLineErrorParser, refuse_overwriting
 from tasks.cli.signals import SIGNALS, Stopped
 from tasks.distributed import launch
-from tasks.distributed.environment import with_launcher
 from tasks.distributed.predicting import fingerprint, predicts_all
 from tasks.errors import RunError, UsageError, usage_errors
 from tasks.lightning_patches import RunCheckpoint, use_exact_loops
-from tasks.options import Options, accepted, as_list, flat
+from tasks.options import Options, accepted_options, as_list, flat
 from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
@@ -53,6 +53,7 @@ from tasks.tracking.run_folder import (
 from tasks.training import trainer_options
 from tasks.training.interruption import Interruption
 
+REPLACED = {"fit": "configs, presets and pretrained weights"}
 SEED = restricted_number_type("Seed", int, [(">=", 0), ("<", 2**32)])
 
 
@@ -67,12 +68,12 @@ class TaskCLI(LightningCLI):
         self.app = app
         self.command = command
         self.start_time = time.perf_counter()
-        self.invocation = Invocation(app, command, arguments)
         data = load(app.data)
         if not issubclass(data, ResumableDataModule):
             raise UsageError(f"{app.data} must be a ResumableDataModule of datamodules/base.py")
+        self.invocation = Invocation(app, command, arguments)
         super().__init__(
-            load(app.task),
+            self.invocation.task,
             data,
             save_config_callback=None,
             trainer_defaults={"log_every_n_steps": 10, "num_sanity_val_steps": 0, **app.trainer},
@@ -82,7 +83,7 @@ class TaskCLI(LightningCLI):
                 "prog": program(app.name),
                 "usage": f"{program(app.name)} {command} [options]",
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
-                "win over those of configs, presets, pretrained weights and checkpoints."
+                + f"replace those of {REPLACED.get(command, 'the checkpoint and of configs')}."
                 + f" Without options of data it reads {app.default_config}."
                 * (command == "fit" and app.default_config is not None),
             },
@@ -99,31 +100,33 @@ class TaskCLI(LightningCLI):
         if self.command == "fit":
             run_dir = "Folder for the files of the run; null: runs/TASK/TIME."
             add("--run_dir", type=str | None, help=run_dir)
-            resume = "Run folder to resume, or its last.ckpt; other options win over those of its "
-            resume += "config.yaml."
+            resume = "Run folder to continue, or its last.ckpt; options given replace its own."
             add("--resume", type=str | None, help=resume)
+            look = "Steps between drawings of the attention in RUN_DIR/look; null: none."
+            add("--look_every", type=int | None, help=look)
             if self.app.presets:
-                presets = ", ".join(load(self.app.presets))
-                add("--preset", type=str | None, help=f"Size of the network: {presets}.")
-            if accepted(load(self.app.task), compile=True):
+                add("--preset", type=str | None, help=preset_help(load(self.app.presets)))
+            if accepted_options(self.invocation.task, compile=True):
                 compile = "Compile the network with torch.compile; same as --model.compile true."
                 add("--compile", action="store_true", help=compile)
         else:
-            ckpt_path = "Checkpoint that `fit` wrote; it also holds the options. Required."
+            ckpt_path = "Required: checkpoint that `fit` wrote; it also holds the options."
             add("--ckpt_path", type=str | None, help=ckpt_path)
         if self.command in ("validate", "test"):
             output = "Folder for metrics, predictions and figures; null: none are written."
             add("--output", type=str | None, help=output)
         if self.command == "predict":
-            add("--input", type=str | None, help=f"What to predict for: {self.app.predict_input}.")
+            needed = "Required" + " without --text" * self.app.takes_text
+            add("--input", type=str | None, help=f"{needed}: {self.app.predict_input}.")
             if self.app.takes_text:
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
             output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
             output += "predictions.csv" + ", and none for --text." * self.app.takes_text
             add("--output", type=str | None, help=output)
-            top_k = "Write the k likeliest classes; null: the probabilities of all."
-            add("--top_k", type=int | None, help=top_k)
+            if issubclass(self.invocation.task, ClassifierTask):
+                top_k = "Write the k most likely classes; null: the probabilities of all."
+                add("--top_k", type=int | None, help=top_k)
         seed = "Seed of all random numbers (initial weights, order, augmentation, dropout)."
         add("--seed_everything", type=SEED, default=self.seed_everything_default, help=seed)
         add("--debug", action="store_true", help="Show the whole traceback of an error.")
@@ -165,16 +168,20 @@ class TaskCLI(LightningCLI):
         """Check the options, choose the run folder, and list what changes in a resumed run."""
         trainer_options.check_trainer_options(self.config.trainer, self.command)
         if not self.invocation.saved_at:
-            load(self.app.task).check_options(
+            self.invocation.task.check_options(
                 self.config, self.invocation.on_command_line, self.invocation.given
             )
         launch.resolve_devices(self.config.trainer)
         trainer_options.set_defaults(self.config.trainer, self.app.epochs)
         if self.command == "predict":
+            if self.config.input is None and not self.app.takes_text:
+                raise UsageError(f"predict needs --input: {self.app.predict_input}")
             output = self.config.output or "predictions.csv"
             refuse_overwriting({"input": self.config.input, "output": output})
             is_default = self.config.output is None
-            self.file = PredictionFile(Path(output), self.config.top_k, is_default=is_default)
+            self.file = PredictionFile(
+                Path(output), self.config.get("top_k"), is_default=is_default
+            )
             check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
@@ -205,7 +212,7 @@ class TaskCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, model and Trainer; refuse data options that the source does not use."""
-        with usage_errors():
+        with usage_errors(), self.invocation.defaults_named(flat(self.config.as_dict())):
             super().instantiate_classes()
         if self.command == "predict":  # --input need not be of the source of the training
             return
@@ -238,13 +245,15 @@ class TaskCLI(LightningCLI):
                 callbacks.append(MediaLogger())
         if self.command == "fit":
             callbacks += self.fit_callbacks()
+            if self.config.look_every is not None:
+                look = load("tasks.look.training:look_callback")  # imports much
+                callbacks.append(look(self.config.look_every, self.folder, self.model.name))
             loaded = {self.invocation.resume_path: self.invocation.checkpoint}
             plugins.append(AtomicCheckpointIO(self.invocation.damaged, loaded))
             read_rows(self.folder / "metrics.csv")  # raises now if a resumed run has damaged it
             loggers = [logger for logger in as_list(options.logger) if not isinstance(logger, bool)]
-            kwargs["enable_checkpointing"] = True
+            kwargs |= {"enable_checkpointing": True, "default_root_dir": str(self.folder)}
             kwargs["logger"] = [MetricsCSV(self.folder, self.logged_rows), *loggers]
-            kwargs["default_root_dir"] = str(self.folder)
         return use_exact_loops(
             super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
         )
@@ -262,12 +271,11 @@ class TaskCLI(LightningCLI):
             enable_version_counter=False,
             save_on_train_epoch_end=False,  # training may end without a validation
         )
+        given = self.invocation
         self.record = RunRecord(
-            self.folder, self.options, self.changes, self.invocation.command_line
+            self.folder, self.options, self.changes, given.command_line, given.names_length
         )
-        self.same_checkpoint = launch.SameCheckpoint(
-            self.invocation.resume_path, self.invocation.checkpoint
-        )
+        self.same_checkpoint = launch.SameCheckpoint(given.resume_path, given.checkpoint)
         return [self.same_checkpoint, self.best, MediaLogger(), self.record, Interruption(last)]
 
     # The commands ---------------------------------------------------------------------------------
@@ -350,11 +358,7 @@ class TaskCLI(LightningCLI):
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
         print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
-        lines = [*self.app.next_commands, f"fit --resume {{folder}} --trainer.{limit} N"]
-        commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
-        if pretrains := self.app.pretrains:
-            line = "fit --model.pretrained {best} --data.path FILE"
-            commands.insert(0, with_launcher(f"{program(pretrains)} {line}"))
+        commands = self.invocation.next_commands(limit, self.model.refused_commands)
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

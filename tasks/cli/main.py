@@ -11,22 +11,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasks import __version__
-from tasks.cli.app import App, load, program
+from tasks.cli.app import App, load, program, remember_start
 from tasks.cli.signals import SIGNALS, unblock
 from tasks.cli.text_io import open_standard_streams
 from tasks.errors import UsageError, exit_status, unknown_name
+
+ANNOUNCED = ("fit", "validate", "test")
+NAMES_DATA = (
+    *("--resume", "--ckpt_path", "--data.path", "--data.dataset.name", "--data.source"),
+    *("--config", "-c"),
+)
+NO_RUN = ("-h", "--help", "--print_config")
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of torchrun, Lightning and SLURM
 
 
 def main(app: App, argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
         return run_process(app, sys.argv[1:])
+    if not (Path(__file__).parents[1] / app.name).is_dir():  # a task of one's own
+        remember_start(app.name)
     return run_command(app, argv)
 
 
 def run_process(app: App, arguments: Sequence[str]) -> int:
     """Run the command line of this process, and return its exit code."""
     SIGNALS.install()  # before anything slow is imported
+    remember_start(app.name)
     gc.disable()  # until all is imported: a collection looks through every object
     return run_command(app, arguments, is_process=True)
 
@@ -40,12 +51,19 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
         if SIGNALS.is_launched():
             unblock()
         if command in ("-h", "--help", "help"):
+            if rest:
+                line = f"{rest[0]} --help" if rest[0] in app.commands else f"fit --help {rest[0]}"
+                raise UsageError(
+                    f"{command} {rest[0]}: give a command first, as in `{program(app.name)} {line}`"
+                )
             print(help_screen(app))
         elif command == "--version":
             print(f"tessera {__version__}")
         elif command not in app.commands:
             raise UsageError(unknown_name(command, app.commands, "command"))
         else:
+            if is_process and (line := opening_line(app, command, rest)):
+                print(line, flush=True)
             run = build_command(app, command, rest)
             if is_process:
                 gc.freeze()  # nothing that is imported is garbage
@@ -73,6 +91,22 @@ def take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:
     return debug, rest
 
 
+def opening_line(app: App, command: str, arguments: Sequence[str]) -> str:
+    """What a command is about to do; the imports of PyTorch and Lightning take seconds.
+
+    Empty for commands whose output is an answer, and in all processes of a run but the first.
+    """
+    is_first = all(os.environ.get(name, "0") == "0" for name in RANKS)
+    if command not in ANNOUNCED or not is_first or {*NO_RUN}.intersection(arguments):
+        return ""
+    given = dict(zip(arguments, [*arguments[1:], ""], strict=False))
+    given |= dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    named = [f"{name} {given[name]}" for name in NAMES_DATA if name in given]
+    source = named[0] if named else app.default_config
+    title = app.title.rpartition(": ")[2]
+    return f"task    {title}: {command}{f' with {source}' * bool(source)} ..."
+
+
 def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], object]:
     """Parse and check the options of a command; return the function that runs it."""
     from tasks.training.allocator import tune_allocator
@@ -81,10 +115,11 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     if "torch" not in sys.modules:
         set_waiting_policy()
     if command in app.extra_commands:
-        from tasks.cli.parsing import parse_function
+        from tasks.cli.parsing import import_own_modules, parse_function
         from tasks.distributed.environment import share_cores
 
         share_cores()
+        import_own_modules()
         return parse_function(
             f"{program(app.name)} {command}", load(app.extra_commands[command][1]), arguments
         )
@@ -92,7 +127,9 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
     import_lightning()
     from tasks.cli.lightning_cli import TaskCLI
+    from tasks.cli.parsing import import_own_modules
 
+    import_own_modules()
     method: Callable[[], object] = getattr(TaskCLI(app, command, arguments), command)
     return method
 

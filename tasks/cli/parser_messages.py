@@ -16,10 +16,9 @@ import difflib
 import re
 from collections.abc import Collection
 
+from tasks.cli.app import TRUST
 from tasks.errors import unknown_option
 
-# Environment variable: more packages whose classes options may name, separated by commas.
-TRUST = "TESSERA_TRUST"
 UNKNOWN_OPTION = (
     r"[Uu]nrecognized arguments?:? '?(--[\w.+-]+)|does not accept option '([\w.]+)'"
     r"|[Kk]ey '([\w.]+)' is not expected"
@@ -131,7 +130,7 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     hint = f": did you mean {close[0]}?" if close else ""
     base_class = re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>", reason)
     if base_class:
-        # An argument of the class that was named, or a name that is no such class.
+        # An argument of the class that was named, or a name that is not such a class.
         inner = re.search(
             r"(--\w+ (?:is missing|.*?: must be .*?))(?= Not a valid| Option| Expected|$)", reason
         )

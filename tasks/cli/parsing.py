@@ -6,15 +6,20 @@ those sets the later one wins.
 """
 
 import os
+import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
+from importlib import import_module
 from inspect import signature
+from itertools import takewhile
 from typing import Any, NoReturn, get_type_hints
 
 import jsonargparse
 import yaml
 
+from tasks.cli.app import TRUST
 from tasks.cli.config_files import (
     in_yaml,
     load_yaml,
@@ -23,23 +28,26 @@ from tasks.cli.config_files import (
     refuse_unknown,
     yaml_problem,
 )
-from tasks.cli.help_screens import HelpFormatter
-from tasks.cli.parser_messages import TRUST, as_typed, full_names, one_sentence
-from tasks.errors import UsageError, usage_errors
+from tasks.cli.help_screens import HelpFormatter, begins, show_only, take_help
+from tasks.cli.parser_messages import as_typed, full_names, one_sentence
+from tasks.errors import UsageError, needs_checkpoint, usage_errors
+from tasks.options import Options, merge_options
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
 READ_BEFORE = (  # the parser
     *("-c", "--config", "--preset", "--model.pretrained", "--resume", "--ckpt_path"),
 )
+SECTIONS = {"net": "--model.net", "data": "--data"}  # by parameter of a command's function
 NO_VALUE = ("-h", "--help", "--print_config")
 # Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
 ]
+OWN_MODULES = [name for name in os.environ.get(TRUST, "").split(",") if name]
 jsonargparse.set_parsing_settings(
     import_path_denylist=["*"],
-    import_path_allowlist=[*TRUSTED_PACKAGES, *filter(None, os.environ.get(TRUST, "").split(","))],
+    import_path_allowlist=[*TRUSTED_PACKAGES, *OWN_MODULES],
     instantiate_subclass_spec_in_any=False,
 )
 plain_yaml = jsonargparse.get_loader("yaml")
@@ -96,6 +104,9 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
+        if re.search(r"arguments are required: ckpt_path\b", message):
+            task, command = self.prog.replace("python -m tasks.", "").split()[-2:]
+            raise UsageError(needs_checkpoint(command, task)) from ex
         raise UsageError(
             one_sentence(message, [f"--{name}" for name in self.known_options()])
         ) from ex
@@ -165,7 +176,7 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
         argument = remaining.pop(0)
         name, equals, value = argument.partition("=")
         if not name.startswith("-"):
-            raise UsageError(unexpected(argument, joined[-1] if joined else ""))
+            raise UsageError(unexpected_argument(argument, joined[-1] if joined else ""))
         if name in NO_VALUE:
             joined.append(argument)
             continue
@@ -185,8 +196,8 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
     return joined
 
 
-def unexpected(argument: str, before: str) -> str:
-    """The message about an argument that is no option, after the option `before`."""
+def unexpected_argument(argument: str, before: str) -> str:
+    """The message about an argument that is not an option, after the option `before`."""
     option, _, value = before.partition("=")
     if value.startswith(("{", "[")):  # which a shell has split
         return f"{option} {value} {argument}: quote it, as in {option} '{value} {argument}'"
@@ -201,6 +212,29 @@ def take_option(arguments: list[str], name: str) -> tuple[str | None, list[str]]
     ]
     rest = [argument for argument in arguments if not argument.startswith(prefix)]
     return (values[-1] if values else None), rest
+
+
+def take_section(arguments: list[str], section: str) -> tuple[Options, list[str]]:
+    """The options of a section as nested options, and the other arguments.
+
+    >>> take_section(["--net.stack.depth=3", "--net.pool=max", "--seed=1"], "--net")
+    ({'stack': {'depth': 3}, 'pool': 'max'}, ['--seed=1'])
+    """
+    options: Options = {}
+    rest = []
+    for argument in arguments:
+        name, _, text = argument.partition("=")
+        if not name.startswith(f"{section}."):
+            rest.append(argument)
+            continue
+        try:
+            value = checked_yaml(text)
+        except yaml.YAMLError as error:
+            raise UsageError(f"{name} {text}: not valid YAML: {yaml_problem(error)}") from error
+        for key in reversed(name.removeprefix(f"{section}.").split(".")):
+            value = {key: value}
+        options = merge_options(options, value)
+    return options, rest
 
 
 def one_line(origin: str) -> str:
@@ -233,13 +267,29 @@ def parse_function(
     """A command that is a function, with its options from the command line as arguments.
 
     A parameter `options` takes a dataclass of all options; a parameter `on_command_line`, the names
-    of those on the command line. Lists of texts may be given several times; booleans need no value.
+    of those on the command line; a parameter `net` or `data`, nested options of `--model.net` or
+    `--data`, unchecked; a parameter `models`, the arguments before the first option.
+    Lists of texts may be given several times; booleans need no value.
     """
+    topic, arguments = take_help(arguments)
+    arguments += ["--help"] * (topic is not None)
     parser = function_parser(program, function)
+    if topic not in (None, "", "all"):
+        found = [action for action in parser._actions if begins(action, topic)]
+        show_only(parser, found, topic, ["all"])
     dataclass = options_class(function)
     types = {f"--{name}": type for name, type in get_type_hints(dataclass or function).items()}
+    takes = signature(function).parameters
+    others: dict[str, Any] = {}
+    if "models" in takes:
+        others["models"] = [*takewhile(lambda argument: not argument.startswith("-"), arguments)]
+        arguments = arguments[len(others["models"]) :]
     arguments = join_values(arguments, [name for name, type in types.items() if type is bool])
-    on_command_line = option_names(arguments)
+    if "on_command_line" in takes:
+        others["on_command_line"] = option_names(arguments)
+    for name, section in SECTIONS.items():
+        if name in takes:
+            others[name], arguments = take_section(arguments, section)
     arguments = collect_lists(arguments, [name for name in types if types[name] == list[str]])
     namespace = parser.parse_args(arguments)
     try:
@@ -251,9 +301,7 @@ def parse_function(
     if dataclass is not None:
         with full_option_names("", parser.known_options()):
             values = {"options": dataclass(**values)}
-    if "on_command_line" in signature(function).parameters:
-        values["on_command_line"] = on_command_line
-    return partial(function, **values)
+    return partial(function, **values, **others)
 
 
 def function_parser(program: str, function: Callable[..., object]) -> OneLineErrorParser:
@@ -261,10 +309,13 @@ def function_parser(program: str, function: Callable[..., object]) -> OneLineErr
     parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
     dataclass = options_class(function)
     if dataclass is None:
-        parser.add_function_arguments(function, skip={"on_command_line"})
+        parser.add_function_arguments(function, skip={"on_command_line", "models", *SECTIONS})
     else:
         parser.add_class_arguments(dataclass)
         own_first(parser, list(dataclass.__annotations__))
+    for action in parser._actions:  # argparse has no public list
+        if getattr(action, "_typehint", None) == list[str]:
+            action.metavar = "TEXT"
     return parser
 
 
@@ -297,6 +348,25 @@ def is_same_file(path: str, other: str) -> bool:
     with suppress(OSError):  # no such file
         return os.path.samefile(path, other)
     return False
+
+
+def import_own_modules() -> None:
+    """Imports the modules that `TESSERA_TRUST` names: they may add blocks, data and callbacks.
+
+    They may be in the current folder, also if `tessera` was called, unlike `python -m`.
+    """
+    if OWN_MODULES and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in OWN_MODULES:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+                raise  # the module was found, but not one that it imports
+            raise UsageError(
+                f"{TRUST} names {name}, but there is no such module in the current folder or on "
+                f"PYTHONPATH: add its folder to PYTHONPATH, or unset {TRUST}"
+            ) from error
 
 
 def options_class(function: Callable[..., object]) -> Any:

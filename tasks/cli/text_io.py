@@ -89,6 +89,6 @@ def single_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def printed(text: str, finished: bool) -> str:
+def format_output(text: str, finished: bool) -> str:
     """A text on one line, with a mark behind it if it was cut off."""
     return single_line(text) + ("" if finished else UNFINISHED)

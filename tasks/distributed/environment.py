@@ -14,6 +14,7 @@ import torch
 from torch.distributed import Store, TCPStore
 
 from datamodules.utils.cores import usable_cores
+from tasks.cli.app import trust_prefix
 from tasks.errors import RunError
 
 
@@ -74,8 +75,11 @@ def with_launcher(command: str) -> str:
     if launcher is None or " fit " not in command:
         return command
     _, processes, machines = launcher
+    variable = trust_prefix()
+    command = command.removeprefix(variable)
     if launcher.name == "srun":
-        return f"srun --nodes {machines} --ntasks-per-node {processes} --kill-on-bad-exit {command}"
+        options = f"--nodes {machines} --ntasks-per-node {processes} --kill-on-bad-exit"
+        return f"{variable}srun {options} {command}"
     options = f"--nproc_per_node {processes}"
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0":
@@ -84,9 +88,10 @@ def with_launcher(command: str) -> str:
         options += " --no-python"
     module = command.removeprefix("python ")
     if machines == 1:
-        return f"torchrun --standalone {options} {module}"
+        return f"{variable}torchrun --standalone {options} {module}"
     endpoint = f"--rdzv_backend c10d --rdzv_endpoint {os.environ['MASTER_ADDR']}:29500"
-    return f"torchrun --nnodes {machines} {options} {endpoint} {module} # on each machine"
+    start = f"{variable}torchrun --nnodes {machines} {options} {endpoint}"
+    return f"{start} {module} # on each machine"
 
 
 @cache

@@ -35,14 +35,14 @@ def fingerprint(options: Options, checkpoint: Checkpoint) -> str:
         name: value for name, value in options["trainer"].items() if name not in DEVICE_OPTIONS
     }
     texts = [json.dumps(part) for part in (options | {"trainer": trainer}, checkpoint[KEY])]
-    digest = hashlib.blake2b(hashed([__version__, *texts]).encode())
+    digest = hashlib.blake2b(hash_texts([__version__, *texts]).encode())
     for name, weight in net_weights(checkpoint).items():
         digest.update(name.encode())
         digest.update(weight.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def hashed(texts: Iterable[str]) -> str:
+def hash_texts(texts: Iterable[str]) -> str:
     digest = hashlib.blake2b()
     for text in texts:
         digest.update(text.encode(errors="surrogateescape") + b"\0")
@@ -139,8 +139,12 @@ class PredictionRecorder(pl.Callback):
         """Leaves out the batches in the part file."""
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if self.part is not None and trainer.is_global_zero:
-            self.part.key = hashed([self.part.key, *datamodule.predict_state()])
+            self.part.key = hash_texts([self.part.key, *datamodule.predict_state()])
             self.records = {record[0]: record for record in self.part.read()}
+            if self.records:
+                done = sum(len(indices) for _, indices, _ in self.records.values())
+                total = len(datamodule.predict_samples)
+                print(f"continuing from {self.part.path}: {done:,} of {total:,} are predicted")
         datamodule.predicted = trainer.strategy.broadcast(set(self.records))
 
     def on_predict_batch_end(
@@ -158,13 +162,13 @@ class PredictionRecorder(pl.Callback):
         if sampler.is_counted(batch_idx):
             arrays = (batch["index"].cpu().numpy(), outputs[1].float().cpu().numpy())
             own = (sampler.batch_number(batch_idx), *arrays)
-        for record in gathered(own, trainer):
+        for record in gather_records(own, trainer):
             self.records[record[0]] = record
             if self.part is not None:
                 self.part.append(record)
 
 
-def gathered(own: Record | None, trainer: pl.Trainer) -> list[Record]:
+def gather_records(own: Record | None, trainer: pl.Trainer) -> list[Record]:
     """What all processes predicted, on the first one; on the others nothing."""
     found: list[Record | None] = [own]
     if trainer.world_size > 1:
@@ -181,7 +185,7 @@ def predicts_all(trainer: pl.Trainer) -> bool:
     return isinstance(limit, float) and limit == 1.0
 
 
-def predicted(
+def predict_dataset(
     trainer: pl.Trainer, task: pl.LightningModule, datamodule: Any, file: PredictionFile | None
 ) -> tuple[list[int], list[Tensor]] | None:
     """Predicts all samples; batches in the part file are not computed again.

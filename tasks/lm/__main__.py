@@ -18,9 +18,14 @@ APP = App(
     extra_commands={
         "generate": ("generate texts that continue prompts", "tasks.lm.generate:generate"),
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_language"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.lm.export:export",
+        ),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_lm",
         ),
     },
     examples=(
@@ -34,6 +39,7 @@ APP = App(
     next_commands=(
         'generate --ckpt_path {best} --prompt "The"',
         "score --ckpt_path {best} --input FILE",
+        "look --ckpt_path {best}",
         "export --ckpt_path {best} --format safetensors",
     ),
 )

@@ -16,7 +16,7 @@ from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     ModelFolder,
     checkpoint_options,
-    located,
+    find_checkpoint,
     model_options,
     pretrained_weights,
 )
@@ -28,11 +28,15 @@ from tasks.checkpoints.reading import (
 )
 from tasks.checkpoints.weights import load_pretrained_weights
 from tasks.errors import UsageError, usage_errors
-from tasks.options import Options, merged
+from tasks.options import Options, merge_options
 from tasks.text import fill_vocabulary
 
 TASKS = ("lm",)  # whose checkpoints hold a decoder
 DEFAULT_LENGTH = 256  # of --data.max_length
+NOT_CAUSAL = (
+    "the decoder has no causal mask (--model.net.stack.causal false), so it sees the token that it "
+    "must predict"
+)
 
 
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
@@ -61,7 +65,7 @@ def pretrained_options(source: str) -> Options:
         options = model_options(folder.path, asdict(folder.config))
     context = options["model"]["net"]["max_length"]
     if context and context < DEFAULT_LENGTH:
-        return merged(options, {"data": {"max_length": context}})
+        return merge_options(options, {"data": {"max_length": context}})
     return options
 
 
@@ -111,7 +115,7 @@ class LanguageModel(NamedTuple):
 
 def load_model(source: str) -> LanguageModel:
     """Loads a language model: a checkpoint of `fit`, `hf/<model>` of the hub, or a local folder."""
-    source = located(source)
+    source = find_checkpoint(source)
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(ModelFolder(source, FAMILIES, CKPT_PATH))
     return from_checkpoint(read_checkpoint(source, "lm"))

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from modules.pretrained.decoder import FAMILIES
 from modules.pretrained.family import matching_family
-from tasks.checkpoints.exporting import TextFormat, export_text_model
-from tasks.lm.architectures import load_model
+from tasks.checkpoints.exporting import TextFormat, export_text_model, text_target
+from tasks.cli.text_io import print_note
+from tasks.lm.architectures import NOT_CAUSAL, load_model
 
 
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
@@ -17,9 +18,13 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         ckpt_path: Checkpoint that `fit` wrote.
         format: hf: a folder with weights, config and tokenizer for `from_pretrained`; safetensors:
             a file with our own names, config and the data's metadata in the header.
-        output: Folder or file to write; null puts it beside the checkpoint.
+        output: Folder to write, or for safetensors a file, such as model.safetensors; null: beside
+            the checkpoint.
     """
+    target = text_target(ckpt_path, format, output)
     model = load_model(ckpt_path)
+    if format == "safetensors" and not model.net.config.stack.causal:  # hf refuses it
+        print_note(f"{NOT_CAUSAL}: it is no language model")
     special_tokens = model.tokenizer.special_ids.known()
     if not model.metadata["marks_documents"]:  # it never saw bos or eos
         special_tokens = {role: special_tokens[role] for role in special_tokens if role == "pad"}
@@ -29,4 +34,4 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         state = family.weights_to_external(net.state_dict(), net.config)
         return family.config_to_external(net.config, special_tokens), state
 
-    export_text_model(model.net, model.metadata, ckpt_path, format, output, convert)
+    export_text_model(model.net, model.metadata, target, format, convert)

@@ -13,10 +13,10 @@ from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration
 from tasks.cli.text_io import json_line, print_note, printing_to, read_input_lines
 from tasks.errors import UsageError
-from tasks.inference import InferenceOptions, prepared
-from tasks.lm.architectures import LanguageModel, load_model
+from tasks.inference import InferenceOptions, prepare_model
+from tasks.lm.architectures import NOT_CAUSAL, LanguageModel, load_model
 from tasks.lm.streaming import StreamBatch, TextStream, end_tokens, prompt_tokens, stream_texts
-from tasks.tracking.report import counted
+from tasks.tracking.report import format_count
 
 MAX_SAMPLES = 10_000  # for each prompt, all generated at the same time
 
@@ -29,9 +29,9 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
         prompt: Beginning of the text; may be given several times. Without any, the model begins a
             document of its own.
         input: File with a prompt on each line; - is standard input.
-        output: File for what is printed; null: standard output, as texts grow.
-        num_samples: Texts for each prompt: the first with `seed`, the next with `seed` + 1, ...; in
-            beam search the best ones.
+        output: File for what is printed; null: standard output.
+        num_samples: Texts for each prompt; in beam search the best ones.
+        seed: Of the first sample of each prompt; its next sample has `seed` + 1.
         stop: String that ends a text and is not part of it; may be given several times.
         json: Print one JSON object per line for each text, once it is complete: prompt, text,
             sample, number of new tokens, how it ended (length, end of the document, stop string,
@@ -96,7 +96,7 @@ class Completion:
 def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) -> None:
     """Write texts that continue prompts, token by token."""
     prompts = read_prompts(options)
-    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    model = prepare_model(load_model(options.ckpt_path), options.device, options.quantize)
     tokens, options = read_by_model(model, prompts, options, on_command_line)
     start = time.perf_counter()
     with printing_to(options.output):
@@ -119,7 +119,7 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
     count = sum(completion.stream.tokens for completion in found)
     seconds = time.perf_counter() - start
     rate = f"{count / seconds:.0f} tokens/s"
-    print(f"{counted(count, 'token')} in {seconds:.1f} s ({rate})", file=sys.stderr)
+    print(f"{format_count(count, 'token')} in {seconds:.1f} s ({rate})", file=sys.stderr)
 
 
 def read_by_model(
@@ -133,6 +133,8 @@ def read_by_model(
 
     `given` and `note` are those of `FolderGeneration.apply_to`.
     """
+    if not model.net.config.stack.causal:
+        note(f"{NOT_CAUSAL}, and never learned to write: the text means nothing")
     tokens = [prompt_tokens(model, prompt) for prompt in prompts]
     generation = model.generation()
     if generation:

@@ -19,8 +19,8 @@ from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
 from tasks.cli.text_io import printing_to
 from tasks.errors import UsageError
-from tasks.inference import InferenceOptions, prepared
-from tasks.lm.architectures import load_model
+from tasks.inference import InferenceOptions, prepare_model
+from tasks.lm.architectures import NOT_CAUSAL, load_model
 from tasks.predictions import Score
 from tasks.tracking.report import table
 
@@ -70,7 +70,7 @@ class ScoreOptions(InferenceOptions):
 
 def score(options: ScoreOptions) -> None:
     """Print loss, perplexity and bits per byte of a text."""
-    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    model = prepare_model(load_model(options.ckpt_path), options.device, options.quantize)
     stride = check_windows(model.net, options.stride, options.batch_size)
     file = load_tokens(options.input, options.data, model.metadata)
     if len(file.tokens) < 2:
@@ -78,15 +78,15 @@ def score(options: ScoreOptions) -> None:
             f"{options.input} has only one token, nothing to predict: give a longer text"
         )
     with printing_to(options.output):
-        scores = scored(model.net, file, stride, options.batch_size)
+        scores = score_file(model.net, file, stride, options.batch_size)
         if options.json:
             print(json.dumps(scores))
         else:
             table(options.input, scores)
 
 
-def scored(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
-    """Scores of a `TokenFile` by name; arguments as of `total_losses`."""
+def score_file(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
+    """Scores of a `TokenFile` by name; arguments as in `total_losses`."""
     ((loss, correct, tokens),) = total_losses(net, [file.tokens], stride, batch_size)
     num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
     return {
@@ -101,8 +101,11 @@ def scored(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, A
 def check_windows(net: Decoder, stride: int | None, batch_size: int) -> int:
     """Returns the stride of windows, by default half the context.
 
-    Raises `UsageError` if it is not from 1 to the context, or `batch_size` is below 1.
+    Raises `UsageError` if it is not from 1 to the context, `batch_size` is below 1, or the decoder
+    has no causal mask.
     """
+    if not net.config.stack.causal:
+        raise UsageError(f"{NOT_CAUSAL}, and a score means nothing: train one with the mask")
     length = net.max_length
     if stride is None:
         stride = max(1, length // 2)
@@ -127,7 +130,7 @@ def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
     except UsageError as error:  # it names the options of `fit`
         raise UsageError(str(error).replace("--data.path", "--input")) from error
     data.set_metadata(metadata)
-    data.source.option_prefix = "--data"
+    data.source.option_prefix = "--data."
     data.source.path_option = "--input"
     data.source.prepare()
     return data.tokenise(data.source.whole(), "the text")

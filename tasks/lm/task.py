@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -17,7 +18,8 @@ from modules.generation.sampling import GenerationConfig
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder, DecoderConfig
 from tasks.base import Batch, StepOutput
-from tasks.lm.architectures import LanguageModel, fit_to_data, load_pretrained
+from tasks.errors import UsageError
+from tasks.lm.architectures import NOT_CAUSAL, LanguageModel, fit_to_data, load_pretrained
 from tasks.lm.streaming import prompt_tokens, stream_texts
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.samples import Sample, Samples, write_samples
@@ -51,14 +53,14 @@ class LMTask(TextTask):
 
     Args:
         net: The network. Null `vocabulary` and `max_length` come from the data.
-        z_loss: Coefficient of the z-loss in training, the mean of logsumexp(logits)^2 (Chowdhery
-            2022, there 1e-4). `train/loss` includes it, so only evaluation logs perplexity then.
+        z_loss: Coefficient of the z-loss in training; it is the mean of logsumexp(logits)^2
+            (Chowdhery 2022, there 1e-4). `train/loss` includes it, so only evaluation logs
+            perplexity then.
         samples: Texts that the model generates during training.
-        kwargs: As of `TextTask`.
+        kwargs: See `TextTask`.
     """
 
     name = "lm"
-    train_metrics = (*TextTask.train_metrics, "tokens_per_s", "mfu")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(
@@ -73,10 +75,29 @@ class LMTask(TextTask):
             raise ValueError(f"z_loss {z_loss} must not be negative")
         self.net_config = net
         self.z_loss = z_loss
-        if z_loss == 0:
-            self.train_metrics = (*self.train_metrics, "perplexity", "bits_per_byte")
         self.sample_config = samples
         self.token_count = TokenCount()
+
+    def setup(self, stage: str) -> None:
+        """As in the base class; refuses rows longer than the learned positions.
+
+        Warns if there is no causal mask.
+        """
+        super().setup(stage)
+        data = self.datamodule
+        if data is not None and stage in ("validate", "test"):
+            fit_to_data(self.net_config, {**data.metadata(), "max_length": data.max_length})
+        if not self.net_config.stack.causal:
+            rank_zero_warn(
+                f"{NOT_CAUSAL}: its loss falls to about 0 and means nothing, and what it generates "
+                "is garbage."
+            )
+
+    def describe_targets(self, room: int) -> str:
+        """The length of rows, if it is not that of the training."""
+        length = self.datamodule.max_length
+        trained = self.metadata["max_length"]
+        return "" if length == trained else f", {length:,} tokens each ({trained:,} in training)"
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
         config = fit_to_data(self.net_config, metadata)
@@ -88,6 +109,10 @@ class LMTask(TextTask):
         callbacks = super().configure_callbacks()
         every = self.sample_config.every
         return callbacks if every is None else [*callbacks, Samples(every)]
+
+    def train_metrics(self) -> list[str]:
+        names = [*super().train_metrics(), "tokens_per_s", "mfu"]
+        return names if self.z_loss else [*names, "perplexity", "bits_per_byte"]
 
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy of predicted tokens, and bytes of text per token."""
@@ -112,7 +137,8 @@ class LMTask(TextTask):
             self.token_count.add(count, len(targets))
             return StepOutput(loss, count, outputs=None, targets=None, extra_metrics=means)
         means["acc"] = correct / count.clamp(min=1)
-        return StepOutput(loss, count, outputs=means, targets=dict.fromkeys(means, count))
+        counts = {name: count for name in means}  # `MeanOf` weights each mean by its targets
+        return StepOutput(loss, count, outputs=means, targets=counts)
 
     def log_step(self, means: Mapping[str, Tensor]) -> None:
         """Logs also perplexity and bits per byte, unless the loss includes a z-loss."""
@@ -138,16 +164,27 @@ class LMTask(TextTask):
     # Samples --------------------------------------------------------------------------------------
 
     def sample_texts(self) -> list[Sample]:
+        """Returns the prompts with the texts that the network generates now; its mode is kept.
+
+        Leaves out, with a warning, prompts that the tokenizer cannot encode.
+        """
         config = self.sample_config
-        training = self.net.training
-        model = LanguageModel(
-            self.net.eval(), Tokenizer.from_json(self.metadata["tokenizer"]), self.metadata
-        )
-        tokens = [prompt_tokens(model, prompt)[-self.net.max_length :] for prompt in config.prompts]
+        was_training = self.net.training
+        self.net.eval()  # no dropout
+        tokenizer = Tokenizer.from_json(self.metadata["tokenizer"])
+        model = LanguageModel(self.net, tokenizer, self.metadata)
+        tokens = {}
+        for prompt in config.prompts:
+            try:
+                tokens[prompt] = prompt_tokens(model, prompt)[-self.net.max_length :]
+            except UsageError as error:
+                rank_zero_warn(
+                    f"no text after the prompt {prompt!r} ({error}): set --model.samples.prompts"
+                )
         with torch.compiler.set_stance("force_eager"):
-            texts = stream_texts(model, tokens, config.generation).finish()
-        self.net.train(training)
-        return list(zip(config.prompts, texts, strict=True))
+            texts = stream_texts(model, list(tokens.values()), config.generation).finish()
+        self.net.train(was_training)
+        return list(zip(tokens, texts, strict=True))
 
     def closing_texts(self, folder: Path) -> dict[str, str]:
         """Returns a sample of the tested network and writes all; none if the network is sharded."""
@@ -155,6 +192,8 @@ class LMTask(TextTask):
             return {}
         self.net.to(self.trainer.strategy.root_device)  # after the test it is on the CPU
         samples = self.sample_texts()
+        if not samples:
+            return {}
         write_samples(folder, "best", samples)
         prompt, text = samples[0]
         return {"sample": prompt + text}

@@ -14,10 +14,15 @@ APP = App(
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
     extra_commands={
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_masks"),
         "export": (
             "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.bert.export:export",
-        )
+        ),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_mlm",
+        ),
     },
     examples=(
         "fit",
@@ -27,8 +32,8 @@ APP = App(
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
     next_commands=(
+        "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
-        "export --ckpt_path {best} --format safetensors",
     ),
     pretrains="bert",
 )

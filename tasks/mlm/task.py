@@ -15,7 +15,7 @@ from modules.models.bert import BertConfig, BertMaskedLM
 from tasks.base import Batch, StepOutput
 from tasks.bert.architectures import fit_to_data, load_pretrained
 from tasks.text import MeanOf, TextTask
-from tasks.training.seeds import position_seed, run_seed
+from tasks.training.seeds import evaluation_seeds
 
 
 class MaskedLMTask(TextTask):
@@ -68,13 +68,7 @@ class MaskedLMTask(TextTask):
         A.2). Micro-batches and processes are weighted by their masked tokens.
         """
         tokens = batch["tokens"]
-        seeds = None
-        if not training:
-            # One for each sample; no epoch of training is -1.
-            seeds = [
-                position_seed(run_seed(), epoch=-1, batch=i, rank=0)
-                for i in batch["index"].tolist()
-            ]
+        seeds = None if training else evaluation_seeds(batch["index"])
         masked, where = self.masker(tokens, batch["padding_mask"], seeds)  # both (B, N)
         hidden = self.net.hidden(masked, batch["padding_mask"], batch.get("segments"))
         targets = tokens[where]  # (S,)

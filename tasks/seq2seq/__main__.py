@@ -20,9 +20,14 @@ APP = App(
             "tasks.seq2seq.translate:translate",
         ),
         "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_pairs"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.seq2seq.export:export",
+        ),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_seq2seq",
         ),
     },
     examples=(
@@ -35,7 +40,7 @@ APP = App(
     ),
     next_commands=(
         'translate --ckpt_path {best} --text "..."',
-        'attend --ckpt_path {best} --text "..." --output attention.png',
+        "look --ckpt_path {best}",
         "export --ckpt_path {best} --format safetensors",
     ),
 )

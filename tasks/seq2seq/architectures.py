@@ -16,7 +16,7 @@ from tasks.checkpoints.pretrained import (
     CKPT_PATH,
     ModelFolder,
     check_tokenizer,
-    located,
+    find_checkpoint,
     read_task_checkpoint,
     tokenizer_file,
     without_dropout,
@@ -139,13 +139,18 @@ def read_languages(folder: Path) -> list[str]:
 
 
 class TranslationModel(NamedTuple):
-    """A translation model in evaluation mode; `generation` are settings of its folder, if any."""
+    """A translation model in evaluation mode.
+
+    `generation` are settings of its folder, if any; `dataset` the options `--data.dataset` of its
+    training.
+    """
 
     net: Seq2Seq
     tokenizer: PairTokenizer
     metadata: dict[str, Any]
     tokens: DecodingTokens
     generation: FolderGeneration | None = None
+    dataset: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -159,7 +164,7 @@ class TranslationModel(NamedTuple):
 
 def load_model(source: str) -> TranslationModel:
     """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
-    source = located(source)
+    source = find_checkpoint(source)
     if source.startswith("hf/") or Path(source).is_dir():
         return load_folder(ModelFolder(source, FAMILIES, CKPT_PATH))
     return from_checkpoint(read_checkpoint(source, "seq2seq"))
@@ -168,7 +173,8 @@ def load_model(source: str) -> TranslationModel:
 def from_checkpoint(checkpoint: Checkpoint) -> TranslationModel:
     """Returns the translation model of a checkpoint of `fit`."""
     net = load_network(checkpoint, Seq2SeqConfig, build_seq2seq)
-    return TranslationModel.of(net, checkpoint[KEY]["metadata"])
+    model = TranslationModel.of(net, checkpoint[KEY]["metadata"])
+    return model._replace(dataset=checkpoint[KEY]["config"]["data"].get("dataset"))
 
 
 def load_folder(folder: ModelFolder) -> TranslationModel:

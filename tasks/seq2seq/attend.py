@@ -12,9 +12,9 @@ from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import Translation, translate
 from modules.record import AttentionRecord
 from tasks.checkpoints.exporting import new_file
-from tasks.cli.text_io import printed
+from tasks.cli.text_io import format_output
 from tasks.errors import UsageError, usage_errors
-from tasks.inference import DeviceName, prepared
+from tasks.inference import DeviceName, prepare_model
 from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.tracking.report import plain
 
@@ -50,7 +50,7 @@ def attend(
     format = Path(output).suffix.removeprefix(".").lower() or "png"
     if format not in FIGURE_FORMATS:
         raise UsageError(f"--output {output}: give a name that ends in .pdf, .png or .svg")
-    model = prepared(load_model(ckpt_path), device)
+    model = prepare_model(load_model(ckpt_path), device)
     (source,), (cut,) = model.tokenizer.encode_sources([text], model.net.max_length)
     if cut:
         print(truncation("--text", len(source), model.tokenizer.source.truncation))
@@ -67,7 +67,7 @@ def attend(
     targets = token_labels(model.tokenizer.target, tokens)
     with new_file(Path(output)) as partial, usage_errors(f"--output {output}"):
         draw(weights, sources, targets, partial, format)
-    print(printed(model.tokenizer.decode(tokens), finished))
+    print(format_output(model.tokenizer.decode(tokens), finished))
     print(f"wrote {output}: {len(weights)} layers by {weights.shape[1]} heads")
 
 
@@ -161,6 +161,6 @@ def draw(
     bar = figure.colorbar(heat, ax=panels, fraction=0.02, pad=0.01)
     bar.set_label("attention weight", fontsize=8)
     bar.ax.tick_params(labelsize=7)
-    figure.supxlabel("source token", fontsize=8)
-    figure.supylabel("target token", fontsize=8)
+    figure.supxlabel("source tokens (keys)", fontsize=8)
+    figure.supylabel("target tokens (queries)", fontsize=8)
     figure.savefig(path, dpi=100, format=format)

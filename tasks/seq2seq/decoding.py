@@ -48,7 +48,7 @@ def decoding_tokens(
 
 
 def folder_generation(folder: Path, config: Settings, vocabulary: int = 0) -> FolderGeneration:
-    """Returns the generation settings of a folder; arguments as of `read_generation`."""
+    """Returns the generation settings of a folder; arguments as in `read_generation`."""
     forced = FORCED_EOS.get(str(config.get("model_type")))
     return read_generation(folder, config, vocabulary, forced_eos_token_id=forced)
 

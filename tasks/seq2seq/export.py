@@ -15,6 +15,7 @@ from tasks.checkpoints.exporting import (
     export_text_model,
     save_tokenizer,
     set_special_tokens,
+    text_target,
 )
 from tasks.seq2seq.architectures import TARGET_FOLDER, load_model
 from tasks.seq2seq.decoding import generation_settings
@@ -28,8 +29,10 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         format: hf: a folder with weights, config and tokenizers for `from_pretrained`, as Marian,
             BART or T5, with a separate target tokenizer in its folder `target_tokenizer`;
             safetensors: a file with our own names, config and the data's metadata in the header.
-        output: Folder or file to write; null: beside the checkpoint.
+        output: Folder to write, or for safetensors a file, such as model.safetensors; null: beside
+            the checkpoint.
     """
+    target = text_target(ckpt_path, format, output)
     model = load_model(ckpt_path)
     metadata = model.metadata
     ids = {
@@ -55,7 +58,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         }
         write_text(folder / "generation_config.json", json.dumps(settings, indent=2))
 
-    export_text_model(model.net, metadata, ckpt_path, format, output, convert, write_more)
+    export_text_model(model.net, metadata, target, format, convert, write_more)
 
 
 def write_tokenizers(pair: PairTokenizer, max_length: int, folder: Path) -> None:

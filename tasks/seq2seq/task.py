@@ -1,5 +1,6 @@
 """Translation with an encoder-decoder: loss, metrics and pictures."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from modules.generation.translation import translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
-from tasks.cli.text_io import printed
+from tasks.cli.text_io import format_output
 from tasks.errors import UsageError
 from tasks.seq2seq.architectures import (
     TranslationModel,
@@ -29,12 +30,18 @@ from tasks.seq2seq.attend import cross_attention_weights, draw, encode_translati
 from tasks.seq2seq.decoding import decoding_tokens
 from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
-from tasks.tracking.media import Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, render_picture
 from tasks.training.averaging import LastWeights
 from tasks.training.throughput import TokenCount
 
 PRINTED = 3  # translations of the test that a run prints at its end
+PRINTED_CHARACTERS = 160  # of each text
 LOGGED = 16  # translations that an evaluation logs
+
+
+def brief(text: str) -> str:
+    """The beginning of a text, for a line on the console."""
+    return textwrap.shorten(text, PRINTED_CHARACTERS, placeholder=" ...")
 
 
 @dataclass(frozen=True)
@@ -79,18 +86,16 @@ class Seq2SeqTask(TextTask):
 
     Args:
         net: The network. Null sizes of vocabularies and lengths come from the data.
-        label_smoothing: Probability mass spread evenly over all tokens (Szegedy 2016), from 0 to
-            below 1.
+        label_smoothing: Probability mass spread over all tokens (Szegedy 2016); from 0, below 1.
         decoding: How evaluation translates.
-        average: Evaluate and save the mean of the weights at this many last validations (Vaswani
-            2017), each of which a checkpoint holds; null: none.
+        average: Last validations whose mean weights are evaluated; these are also saved, and a
+            checkpoint holds the weights of each (Vaswani 2017); null: none.
         kwargs: Those of `TextTask`.
     """
 
     name = "seq2seq"
     monitor = "val/bleu"
     monitor_mode = "max"
-    train_metrics = (*TextTask.train_metrics, "tokens_per_s")
 
     def __init__(
         self,
@@ -133,6 +138,9 @@ class Seq2SeqTask(TextTask):
         return str(self.metadata["languages"][1])
 
     # Training and evaluation ----------------------------------------------------------------------
+
+    def train_metrics(self) -> list[str]:
+        return [*super().train_metrics(), "tokens_per_s"]
 
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy of next tokens; BLEU, chrF and exact matches of translations."""
@@ -198,7 +206,7 @@ class Seq2SeqTask(TextTask):
         mean = weights.float().mean(1, keepdim=True)  # (L, 1, N, M)
         sources = token_labels(self.tokenizer.source, source)
         targets = token_labels(self.tokenizer.target, tokens)
-        self.collected["attention"] = rendered(
+        self.collected["attention"] = render_picture(
             lambda file: draw(mean, sources, targets, file, "png")
         )
 
@@ -235,9 +243,9 @@ class Seq2SeqTask(TextTask):
     def closing_texts(self, folder: Path) -> dict[str, str]:
         rows = self.metrics["test"]["scores"].found[:PRINTED]
         lines = (
-            f"{row.source}\n"
-            f"  translation: {printed(row.text, row.finished)}\n"
-            f"  reference:   {row.reference}"
+            f"{brief(row.source)}\n"
+            f"  translation: {format_output(brief(row.text), row.finished)}\n"
+            f"  reference:   {brief(row.reference)}"
             for row in rows
         )
         return {"translations": "\n".join(lines)} if rows else {}

@@ -3,18 +3,21 @@
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from datamodules.sources.parallel import ParallelOptions, sources_in_table
 from datamodules.tokenizers import truncation
 from datamodules.utils.progress import progress_bar
 from modules.config import require
 from modules.generation.sampling import GenerationConfig, StoppingName
 from modules.generation.translation import Translation
 from modules.generation.translation import translate as search
-from tasks.cli.text_io import json_line, print_note, printed, printing_to, read_input_lines
-from tasks.inference import InferenceOptions, prepared
+from modules.schema import from_dict
+from tasks.checkpoints.reading import checkpoint_errors
+from tasks.cli.text_io import format_output, json_line, print_note, printing_to, read_input_lines
+from tasks.inference import InferenceOptions, prepare_model
 from tasks.seq2seq.architectures import TranslationModel, load_model
-from tasks.tracking.report import counted
+from tasks.tracking.report import format_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +26,9 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
     Args:
         text: Sentence to translate; may be given several times.
-        input: File with one sentence per line; - is standard input, which is also read if there is
-            neither a file nor a text.
+        input: File with one sentence per line, or a table (.csv, .tsv, .jsonl, .parquet) with one
+            in each row; - is standard input, which is also read if there is neither a file nor a
+            text.
         output: File for what is printed; null: standard output.
         beams: Beams of beam search; 1: greedy decoding, or sampling with a temperature.
         max_new_tokens: Maximum number of tokens of a translation, up to what the model can
@@ -39,6 +43,10 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             tabs between them: number of the sentence, score (log-probability, normalised by the
             length; higher is better), translation.
         batch_size: Sentences at a time, sorted by length.
+        source_column: Column of a table with the sentences; null: as in training, or the name of
+            the source language.
+        header: Whether the first line of a CSV or TSV file names the columns, else they are called
+            1, 2, ...; null: as in training.
         json: Print one JSON object per line for each translation: line, source, translation, rank,
             score, number of tokens, and whether it is finished; without it, [...] marks an
             unfinished one.
@@ -53,6 +61,8 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
     early_stopping: StoppingName = "likely"
     nbest: int = 1
     batch_size: int = 32
+    source_column: str | None = None
+    header: bool | None = None
     json: bool = False
 
     def __post_init__(self) -> None:
@@ -76,10 +86,9 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
 def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
     """Translate texts, a sentence a line."""
-    lines = list(options.text)
-    if options.input is not None or not lines:
-        lines += read_input_lines(options.input or "-", "--input", "sentences")
-    model = prepared(load_model(options.ckpt_path), options.device, options.quantize)
+    model = load_model(options.ckpt_path)
+    lines = read_sentences(options, model)
+    model = prepare_model(model, options.device, options.quantize)
     options = with_folder_defaults(model, options, on_command_line)
     start = time.perf_counter()
     with printing_to(options.output):
@@ -91,12 +100,12 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
                 if options.json:
                     print_translation_json(number, line, rank, translation, text)
                 elif options.nbest == 1:
-                    print(printed(text, translation.finished))
+                    print(format_output(text, translation.finished))
                 else:
-                    text = printed(text, translation.finished)
+                    text = format_output(text, translation.finished)
                     print(f"{number}\t{translation.score:.4f}\t{text}")
     print(
-        f"{counted(len(lines), 'sentence')} in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)",
+        f"{format_count(len(lines), 'sentence')} in {seconds:.1f} s ({len(lines) / seconds:.1f}/s)",
         file=sys.stderr,
     )
     if not lines:
@@ -108,8 +117,27 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         if options.max_new_tokens >= longest:
             advice = f"the model generates at most {longest} tokens"
         verb = "was" if unfinished == 1 else "were"
-        what = f"{counted(unfinished, 'translation')} {verb} not finished"
+        what = f"{format_count(unfinished, 'translation')} {verb} not finished"
         print(f"{what}: {advice}", file=sys.stderr)
+
+
+def read_sentences(options: TranslateOptions, model: TranslationModel) -> list[str]:
+    """Returns the texts of the command line, and those of the file or standard input."""
+    if options.text and options.input is None:
+        return options.text
+    found = None
+    if options.input is not None:
+        names = [field.name for field in fields(ParallelOptions)]
+        saved = {name: value for name, value in (model.dataset or {}).items() if name in names}
+        given = {"source_column": options.source_column, "header": options.header}
+        saved |= {name: value for name, value in given.items() if value is not None}
+        with checkpoint_errors(f"checkpoint '{options.ckpt_path}'"):
+            dataset = from_dict(ParallelOptions, saved, "data.dataset.")
+        language = (model.metadata["languages"] or ["source"])[0]
+        found = sources_in_table(options.input, language, dataset)
+    if found is None:
+        found = read_input_lines(options.input or "-", "--input", "sentences")
+    return options.text + found
 
 
 def with_folder_defaults(

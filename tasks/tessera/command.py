@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
+TASKS = ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
 
 
 def main() -> int:
@@ -18,6 +18,9 @@ def main() -> int:
     task = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if task in TASKS:
         return run_process(app(task), sys.argv[2:])
+    if task == "lab":
+        status_code: int = import_module("tasks.lab.__main__").main()
+        return status_code
     with exit_status(debug=False) as status:
         if task == "completion":
             from tasks.cli.completion import completion
@@ -57,8 +60,13 @@ def help_screen() -> str:
             *lines,
             "",
             "more:",
+            "  tessera lab --help            experiments of many runs",
             "  tessera TASK --help           the commands of a task",
-            "  tessera TASK COMMAND --help   every option of a command",
+            "  tessera TASK COMMAND --help   options of a command (--help all: every one)",
             "  tessera completion bash       a script for tab completion",
         ]
     )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,9 +1,9 @@
-"""Image classification in Python."""
+"""Image classification and masked autoencoders in Python."""
 
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -11,37 +11,144 @@ from PIL.Image import Image
 from torch import Tensor
 
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.random_numbers import rand_of_seeds
 from datamodules.vision.augment import normalise
 from datamodules.vision.decoding import decode, pixels_of, resize_and_crop
-from modules.models.vit import ViT
+from datamodules.vision.views import VIEWS, ViewsName, average_over_views
+from modules.models.images import ImageNet
+from modules.models.mae import MaskedAutoencoder
+from modules.models.swin import Swin
+from modules.models.vit import ViTEncoder
 from modules.record import AttentionRecord
+from tasks.mae.pictures import three_pictures
 from tasks.predictions import AnyPrediction
-from tasks.tracking.report import counted
-from tasks.vit.attend import rollout
+from tasks.tracking.report import format_count
+from tasks.vit.attend import patch_labels, rollout
 
 from .models import (
     Attention,
     Classifier,
+    Model,
     Result,
-    batched,
     check_single,
+    no_attention,
     one_or_many,
     recorded_weights,
-    stacked,
+    split_into_batches,
+    stack_rows,
 )
 
 Array = np.ndarray | Tensor
 OneImage = str | os.PathLike[str] | bytes | Image
 
 
-class ImageClassifier(Classifier):
-    """A Vision Transformer (Dosovitskiy 2021).
+class Reconstruction(NamedTuple):
+    """One image three times, uint8 (C, S, S) each.
+
+    Args:
+        original: As the network sees it.
+        masked: With the mean colour in masked patches.
+        reconstructed: With predictions in masked patches.
+    """
+
+    original: Tensor
+    masked: Tensor
+    reconstructed: Tensor
+
+
+def read_pixels(image: Any, channels: int, size: int) -> Tensor:
+    """Pixels of what `ImageModel` takes as an image, uint8 (C, S, S)."""
+    if isinstance(image, str | os.PathLike):
+        pixels = decode_image(content_of(image), channels, str(image))
+    elif isinstance(image, bytes):
+        pixels = decode_image(image, channels, f"a sample of {len(image)} bytes")
+    elif isinstance(image, Image):
+        pixels = pixels_of(image, channels)
+    else:
+        pixels = pixels_of_array(image, channels)
+    return resize_and_crop(pixels, size)
+
+
+class ImageModel(Model):
+    """A model of images.
 
     An image is a path, the bytes of a file, an image of Pillow, or uint8 values: an array (H, W) or
     (H, W, C), or a tensor (H, W) or (C, H, W). Its shorter side is resized to the model's image
     size, then the centre is cropped. Methods take one image, or a list, a column of a table or an
     array of images, (S, H, W, C); an array with three axes is one image, so give grey images as
     (S, H, W, 1), or as a list.
+    """
+
+    net: ViTEncoder | Swin
+
+    def vectors(self, pixels: Tensor) -> Tensor:
+        """(B, C, S, S) -> (B, E), what `embed` returns."""
+        raise NotImplementedError
+
+    def embed(
+        self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64
+    ) -> Tensor:
+        """A vector of each image: (E,) for one, (S, E) for several.
+
+        Args:
+            images: One image, or several, as the class describes.
+            batch_size: Images at a time.
+
+        Raises:
+            UsageError: An array is not of uint8 values, or has another number of channels.
+            DataError: A file is not an image.
+            TypeError: `images` is neither an image nor several.
+        """
+        found = self._run(images, batch_size, lambda pixels: list(self.vectors(pixels).cpu()))
+        return stack_rows(found)
+
+    @torch.no_grad()
+    def attention(self, image: OneImage | Array) -> Attention:
+        """Weights of all layers and heads for one image, (L, H, N, N).
+
+        The N tokens are class and register tokens, then patches, named "row,column", both from 1.
+        Raises `UsageError` if the network has no attention between all tokens, as a Swin.
+        """
+        if isinstance(self.net, Swin):
+            raise no_attention()
+        record = AttentionRecord()
+        self.net.tokens(self._normalised_one(image), record)
+        labels = patch_labels(self.net.config)
+        return Attention(recorded_weights(record), labels, labels)
+
+    @torch.no_grad()
+    def _run(
+        self, images: Any, batch_size: int, run: Callable[[Tensor], Sequence[Result]]
+    ) -> Result | list[Result]:
+        """`run` on batches (B, C, S, S); it returns a list of B results."""
+
+        def all_batches(samples: list[Any]) -> list[Result]:
+            parts = (
+                run(self._normalised(part)) for part in split_into_batches(samples, batch_size)
+            )
+            return [result for part in parts for result in part]
+
+        return one_or_many(images, is_image(images), all_batches)
+
+    def _normalised(self, images: Sequence[Any]) -> Tensor:
+        """Pixels of B images as the network reads them, (B, C, S, S)."""
+        pixels = torch.stack([self.pixels(image) for image in images]).to(self.device)
+        return normalise(pixels, self.metadata["mean"], self.metadata["std"])
+
+    def _normalised_one(self, image: Any) -> Tensor:
+        """Pixels of one image as the network reads them, (1, C, S, S)."""
+        check_single(is_image(image), image, "image")
+        return self._normalised([image])
+
+    def pixels(self, image: Any) -> Tensor:
+        """Pixels of one image as the network sees them, but not normalised, uint8 (C, S, S)."""
+        return read_pixels(image, self.metadata["channels"], self.metadata["image_size"])
+
+
+class ImageClassifier(ImageModel, Classifier):
+    """A Vision Transformer (Dosovitskiy 2021), or a Swin Transformer (Liu 2021).
+
+    Its methods take images as `ImageModel` describes.
 
     >>> model = tessera.load(run_folder)
     >>> prediction = model.predict(photo)
@@ -58,25 +165,41 @@ class ImageClassifier(Classifier):
     2
     """
 
-    net: ViT
+    net: ImageNet
 
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: OneImage, batch_size: int = 64, top_k: int | None = None
+        self,
+        images: OneImage,
+        batch_size: int = 64,
+        top_k: int | None = None,
+        tta: ViewsName = "none",
     ) -> AnyPrediction: ...
 
     @overload
     def predict(  # type: ignore[overload-overlap]
-        self, images: Array, batch_size: int = 64, top_k: int | None = None
+        self,
+        images: Array,
+        batch_size: int = 64,
+        top_k: int | None = None,
+        tta: ViewsName = "none",
     ) -> AnyPrediction | list[AnyPrediction]: ...
 
     @overload
     def predict(
-        self, images: Iterable[OneImage | Array], batch_size: int = 64, top_k: int | None = None
+        self,
+        images: Iterable[OneImage | Array],
+        batch_size: int = 64,
+        top_k: int | None = None,
+        tta: ViewsName = "none",
     ) -> list[AnyPrediction]: ...
 
     def predict(
-        self, images: Any, batch_size: int = 64, top_k: int | None = None
+        self,
+        images: Any,
+        batch_size: int = 64,
+        top_k: int | None = None,
+        tta: ViewsName = "none",
     ) -> AnyPrediction | list[AnyPrediction]:
         """A `Prediction` for each image, or a `LabelSet` or `Number`, as the model was trained.
 
@@ -85,82 +208,77 @@ class ImageClassifier(Classifier):
         Args:
             images: One image, or several, as the class describes.
             batch_size: Images at a time.
-            top_k: `probabilities` of the k likeliest classes only; None: of all.
+            top_k: `probabilities` of the k most likely classes only; None: of all.
+            tta: Views of each image over which the logits are averaged, as `--model.tta`.
 
         Raises:
-            UsageError: An array is not of uint8 values, or has another number of channels.
-            DataError: A file is no image.
+            UsageError: An array is not of uint8 values, or has another number of channels; or there
+                are no such views.
+            DataError: A file is not an image.
             TypeError: `images` is neither an image nor several.
         """
-        return self._run(images, batch_size, lambda pixels: self.predicted(self.net(pixels), top_k))
+        if tta not in VIEWS:
+            raise UsageError(f"tta is {tta!r}, but must be one of {', '.join(VIEWS)}.")
 
-    def embed(
-        self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64
-    ) -> Tensor:
-        """Vectors that the classifier reads, (E,) for one image, (S, E) for several.
+        def predictions(pixels: Tensor) -> list[AnyPrediction]:
+            return self.to_predictions(average_over_views(self.net, pixels, tta), top_k)
 
-        Arguments and errors as of `predict`.
-        """
-        found = self._run(images, batch_size, lambda pixels: list(self.net.features(pixels).cpu()))
-        return stacked(found)
+        return self._run(images, batch_size, predictions)
+
+    def vectors(self, pixels: Tensor) -> Tensor:
+        """As in the base class: what the classifier reads."""
+        return self.net.features(pixels)
 
     @torch.no_grad()
-    def attention(self, image: OneImage | Array) -> Attention:
-        """Weights of all layers and heads for one image, (L, H, N, N).
-
-        The N tokens are class and register tokens, then patches, named "row,column", both from 1.
-        """
-        record = AttentionRecord()
-        self.net.features(self._normalised_one(image), record)
-        config = self.net.config
-        labels = ["class"] * config.has_class_token
-        labels += [f"register {i + 1}" for i in range(config.register_tokens)]
-        rows, columns = config.grid
-        labels += [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
-        return Attention(recorded_weights(record), labels, labels)
+    def logits(self, image: OneImage | Array) -> Tensor:
+        """Outputs of the network for one image, (K,)."""
+        return self.net(self._normalised_one(image))[0].float().cpu()
 
     def attention_map(self, image: OneImage | Array) -> Tensor:
         """Attention of one image to each patch over all layers (rollout, Abnar & Zuidema 2020).
 
-        (rows of patches, columns of patches), which sum to 1.
+        (rows of patches, columns of patches), which sum to 1. Raises `UsageError` as `attention`.
         """
         found = rollout(self.net, self._normalised_one(image))  # (1, rows, columns)
+        if found is None:
+            raise no_attention()
         return found[0].cpu().clone()  # usable with autograd
 
+
+class MaskedImageModel(ImageModel):
+    """A masked autoencoder (He 2022).
+
+    Its methods take images as `ImageModel` describes.
+
+    >>> model = tessera.load(run_folder)
+    >>> model.reconstruct(photo).reconstructed.shape[0] == model.metadata["channels"]
+    True
+    >>> model.embed([photo, photo]).shape[0]
+    2
+    """
+
+    net: MaskedAutoencoder
+
+    def vectors(self, pixels: Tensor) -> Tensor:
+        """As in the base class: the mean of the encoder's patches, all of them visible."""
+        return self.net.tokens(pixels)[:, self.net.config.prefix_tokens :].mean(1)  # (B, E)
+
     @torch.no_grad()
-    def _run(
-        self, images: Any, batch_size: int, run: Callable[[Tensor], Sequence[Result]]
-    ) -> Result | list[Result]:
-        """`run` on batches (B, C, S, S); it returns a list of B results."""
+    def reconstruct(self, image: OneImage | Array, seed: int = 0) -> Reconstruction:
+        """Masks patches of one image, and predicts them.
 
-        def all_batches(samples: list[Any]) -> list[Result]:
-            parts = (run(self._normalised(part)) for part in batched(samples, batch_size))
-            return [result for part in parts for result in part]
+        Args:
+            image: As the class describes.
+            seed: Which patches are masked.
 
-        return one_or_many(images, is_image(images), all_batches)
-
-    def _normalised(self, images: Sequence[Any]) -> Tensor:
-        """Pixels of B images as the network reads them, (B, C, S, S)."""
-        pixels = torch.stack([self._pixels(image) for image in images]).to(self.device)
-        return normalise(pixels, self.metadata["mean"], self.metadata["std"])
-
-    def _normalised_one(self, image: Any) -> Tensor:
-        """Pixels of one image as the network reads them, (1, C, S, S)."""
-        check_single(is_image(image), image, "image")
-        return self._normalised([image])
-
-    def _pixels(self, image: Any) -> Tensor:
-        """Pixels of one image, uint8 (C, S, S)."""
-        channels = self.metadata["channels"]
-        if isinstance(image, str | os.PathLike):
-            pixels = decoded(content_of(image), channels, str(image))
-        elif isinstance(image, bytes):
-            pixels = decoded(image, channels, f"a sample of {len(image)} bytes")
-        elif isinstance(image, Image):
-            pixels = pixels_of(image, channels)
-        else:
-            pixels = pixels_of_array(image, channels)
-        return resize_and_crop(pixels, self.metadata["image_size"])
+        Raises as `embed`.
+        """
+        pixels = self._normalised_one(image)  # (1, C, S, S)
+        noise = rand_of_seeds([seed], self.net.config.num_patches).to(self.device)  # (1, N)
+        kept, masked = self.net.split(noise)  # (1, K), (1, M)
+        predicted = self.net(pixels, kept, masked)  # (1, M, C P P)
+        shown = three_pictures(self.net, self.metadata, pixels, predicted, masked)
+        return Reconstruction(**{name: images[0].cpu() for name, images in shown.items()})
 
 
 def content_of(path: str | os.PathLike[str]) -> bytes:
@@ -172,12 +290,12 @@ def content_of(path: str | os.PathLike[str]) -> bytes:
         raise DataError(f"{path} cannot be read ({reason}): give another path") from error
 
 
-def decoded(content: bytes, channels: int, name: str) -> Tensor:
+def decode_image(content: bytes, channels: int, name: str) -> Tensor:
     """Pixels of an encoded image, uint8 (C, H, W); `DataError` with its name if it is none."""
     try:
         return decode(content, channels)
     except (OSError, RuntimeError, ValueError, SyntaxError) as error:
-        raise DataError(f"{name} is no image that can be read ({error})") from error
+        raise DataError(f"{name} is not an image that can be read ({error})") from error
 
 
 def is_image(images: Any) -> bool:
@@ -190,7 +308,7 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
     """An array (H, W) or (H, W, C), or a tensor (C, H, W), as uint8 (C, H, W)."""
     if isinstance(image, np.ndarray):
         array = image[..., None] if image.ndim == 2 else image  # (H, W, C)
-        image = torch.from_numpy(np.ascontiguousarray(array)).permute(2, 0, 1)  # (C, H, W)
+        image = torch.from_numpy(np.array(array)).permute(2, 0, 1)  # (C, H, W)
     elif isinstance(image, Tensor) and image.ndim == 2:
         image = image[None]  # (H, W) -> (1, H, W)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.dtype != torch.uint8:
@@ -205,7 +323,7 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
         return image.expand(3, -1, -1)
     if len(image) != channels:
         raise UsageError(
-            f"the model reads images of {counted(channels, 'channel')}, not {len(image)}: an array "
-            "is (H, W, C), a tensor (C, H, W), and of several (B, H, W, C) or (B, C, H, W)"
+            f"the model reads images of {format_count(channels, 'channel')}, not {len(image)}: an "
+            "array is (H, W, C), a tensor (C, H, W), and of several (B, H, W, C) or (B, C, H, W)"
         )
     return image

@@ -26,7 +26,7 @@ from .models import (
     check_single,
     generation_options,
     recorded_weights,
-    stacked,
+    stack_rows,
     texts_of,
     warn,
 )
@@ -80,9 +80,9 @@ class LanguageModel(Model):
             prompts: A text, or a list or a column of a table of texts; "" begins a document.
             stop: String or strings that end a text and are not part of it.
             options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens (100),
-                temperature (1; 0: always the likeliest token), top_k and top_p (None: sample from
-                all tokens), seed (0), beams (1: no beam search), ... A folder of Hugging Face's
-                layout may have other defaults.
+                temperature (1; 0: always the most likely token), top_k and top_p (None: sample from
+                all tokens), seed (0, the same for all prompts), beams (1: no beam search), ... A
+                folder of Hugging Face's layout may have other defaults.
 
         Raises:
             UsageError: There is no such option, its value does not fit, or a character of a prompt
@@ -100,7 +100,7 @@ class LanguageModel(Model):
     ) -> Iterator[str]:
         """Yields the text of `generate` for one prompt in parts, as early as possible.
 
-        Arguments and errors as of `generate`.
+        Arguments and errors as in `generate`.
         """
         check_single(isinstance(prompt, str), prompt, "prompt")
         return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
@@ -160,7 +160,14 @@ class LanguageModel(Model):
         def all_batches(many: list[str]) -> list[Tensor]:
             return self.run_batches(self._inputs(many), batch_size, run)
 
-        return stacked(texts_of(texts, all_batches))
+        return stack_rows(texts_of(texts, all_batches))
+
+    @torch.no_grad()
+    def logits(self, text: str) -> Tensor:
+        """Logits of what follows each of the N tokens of a text that `attention` names, (N, V)."""
+        ids = self.token_ids(text)
+        hidden = self.net(torch.tensor([ids], device=self.device))  # (1, N, E)
+        return self.net.logits(hidden)[0].float().cpu()
 
     @torch.no_grad()
     def attention(self, text: str) -> Attention:
@@ -168,8 +175,7 @@ class LanguageModel(Model):
 
         N is the number of its tokens that fit into the context, which are the labels.
         """
-        check_single(isinstance(text, str), text, "text")
-        (ids,) = self._inputs([text])
+        ids = self.token_ids(text)
         record = AttentionRecord()
         self.net(torch.tensor([ids], device=self.device), cache=record)
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
@@ -184,6 +190,11 @@ class LanguageModel(Model):
         given = [*options, "stop"] if stops else [*options]
         tokens, asked = read_by_model(self.model, prompts, asked, given, warn)
         return completions(self.model, prompts, tokens, replace(asked, num_samples=1))
+
+    def token_ids(self, text: str) -> list[int]:
+        """The tokens of one text that the network reads, with special ones."""
+        check_single(isinstance(text, str), text, "text")
+        return self._inputs([text])[0]
 
     def _inputs(self, texts: list[str]) -> list[list[int]]:
         """Token ids of texts, as many as fit into the context; warns of those that do not."""

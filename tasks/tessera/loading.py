@@ -1,24 +1,23 @@
 """Which model a path or a name stands for."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, overload
 
 import torch
 from torch import nn
 
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.quantized import QuantizationName, prepare
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
-from modules.models.vit import ViT, ViTConfig
+from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.pretrained import bert as bert_weights
-from modules.pretrained import vit as vit_weights
-from modules.pretrained.weights import load_weights
+from modules.pretrained import vit_transformers as vit_weights
+from modules.pretrained.decoder import IMAGE_FAMILIES
+from tasks.bert.architectures import with_weights
 from tasks.checkpoints.pretrained import (
     Families,
     ModelFolder,
-    located,
+    find_checkpoint,
     model_folder,
     read_settings,
 )
@@ -28,25 +27,34 @@ from tasks.checkpoints.reading import (
     read_checkpoint,
 )
 from tasks.errors import UsageError, usage_errors
+from tasks.igpt import architectures as igpt
 from tasks.inference import DeviceName, on_device
 from tasks.lm import architectures as lm
-from tasks.problems import external_targets
 from tasks.seq2seq import architectures as seq2seq
-from tasks.vit.architectures import with_weights
-from tasks.vit.pretrained_base import distinct
+from tasks.vit.architectures import with_weights as image_with_weights
+from tasks.vit.networks import load_image_net
 
-from .images import ImageClassifier
+from .images import ImageClassifier, MaskedImageModel
 from .language import LanguageModel
 from .models import Model
+from .pixels import ImageGenerator
 from .texts import MaskedLanguageModel, TextClassifier
 from .translation import Translator
 
 OPTION = "tessera.load"  # in messages, where the command line has the name of an option
-AnyModel = ImageClassifier | TextClassifier | MaskedLanguageModel | LanguageModel | Translator
+AnyModel = (
+    ImageClassifier
+    | MaskedImageModel
+    | ImageGenerator
+    | TextClassifier
+    | MaskedLanguageModel
+    | LanguageModel
+    | Translator
+)
 OfKind = TypeVar("OfKind", bound=Model)
 # Of tasks with one network: its config, how it is built, and the model in Python.
 NETWORKS: dict[str, tuple[type[Any], Callable[[Any], nn.Module], type[Model]]] = {
-    "vit": (ViTConfig, ViT, ImageClassifier),
+    "mae": (MAEConfig, MaskedAutoencoder, MaskedImageModel),
     "bert": (BertConfig, BertClassifier, TextClassifier),
     "mlm": (BertConfig, BertMaskedLM, MaskedLanguageModel),
 }
@@ -103,8 +111,8 @@ def load(
             know its methods.
 
     Returns:
-        An `ImageClassifier`, `TextClassifier`, `MaskedLanguageModel`, `LanguageModel` or
-        `Translator`.
+        An `ImageClassifier`, `MaskedImageModel`, `ImageGenerator`, `TextClassifier`,
+        `MaskedLanguageModel`, `LanguageModel` or `Translator`.
 
     Raises:
         UsageError: There is no such model, it is of another kind, or it is not supported.
@@ -120,7 +128,7 @@ def load(
         raise UsageError(f"{source} is of class {type(model).__name__}, not {kind.__name__}")
     if threads is not None:
         torch.set_num_threads(threads)
-    on_device(model.net, device, quantize)
+    on_device(model.net, device, quantize, option="device")
     if packed or quantize:
         with usage_errors(f"quantize={quantize!r}" if quantize else "packed=True"):
             prepare(model.net, quantize)
@@ -131,7 +139,7 @@ def find(source: str) -> Model:
     """Returns the model that a path or a name stands for, on the CPU."""
     if source.startswith("timm/") or Path(source).suffix == ".safetensors":
         return image_weights(source)
-    source = located(source, OPTION)
+    source = find_checkpoint(source, OPTION)
     if source.startswith("hf/") or Path(source).is_dir():
         return from_folder(source)
     return from_checkpoint(source)
@@ -144,8 +152,12 @@ def from_checkpoint(source: str) -> Model:
     task = entry["task"]
     if task == "lm":
         return LanguageModel(lm.from_checkpoint(checkpoint), source)
+    if task == "igpt":
+        return ImageGenerator(igpt.from_checkpoint(checkpoint), source)
     if task == "seq2seq":
         return Translator(seq2seq.from_checkpoint(checkpoint), source)
+    if task == "vit":
+        return ImageClassifier(load_image_net(checkpoint), entry["metadata"], source)
     if task not in NETWORKS:
         raise UsageError(f"checkpoint '{source}' is of task '{task}', which has no Python model")
     config, build, model = NETWORKS[task]
@@ -160,6 +172,7 @@ def from_folder(source: str) -> Model:
     families: Families = {
         **bert_weights.FAMILIES,
         **lm.FAMILIES,
+        **IMAGE_FAMILIES,
         **seq2seq.FAMILIES,
         **vit_weights.BY_MODEL_TYPE,
     }
@@ -168,6 +181,8 @@ def from_folder(source: str) -> Model:
         return image_weights(source)
     if folder.family in lm.FAMILIES:
         return LanguageModel(lm.load_folder(folder), source)
+    if folder.family in IMAGE_FAMILIES:
+        return ImageGenerator(igpt.load_folder(folder), source)
     if folder.family in seq2seq.FAMILIES:
         return Translator(seq2seq.load_folder(folder), source)
     return from_bert_folder(folder, source)
@@ -175,38 +190,13 @@ def from_folder(source: str) -> Model:
 
 def from_bert_folder(folder: ModelFolder, source: str) -> Model:
     """Returns a text classifier, or else a masked language model, of Hugging Face's BERT."""
-    tokenizer = Tokenizer.from_file(folder.path)
-    config = replace(folder.config, pad_id=tokenizer.special_id("pad"))
-    metadata = {
-        "tokenizer": tokenizer.to_json(),
-        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
-        "vocabulary": tokenizer.vocab_size,
-        "pad_id": config.pad_id,
-        "max_length": config.max_length,
-    }
-    is_classifier = config.num_classes is not None
-    net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
-    with usage_errors(f"{OPTION} {source}"):
-        missing = load_weights(net, folder.weights(), bert_weights.HEADS)
-    if missing:
-        raise UsageError(
-            f"{OPTION} {source}: the file holds the encoder only ({missing[0]} is missing): load a "
-            "model that was saved for classification or masked language modelling"
-        )
-    if not is_classifier:
-        return MaskedLanguageModel(net, metadata, source)
-    names = folder.class_names() or [str(row) for row in range(config.num_classes)]
-    names = distinct(names, range(len(names)))
-    if len(names) != config.num_classes:
-        raise UsageError(
-            f"{OPTION} {source}: config.json names {len(names)} classes, but the classifier has "
-            f"{config.num_classes}: mend id2label"
-        )
-    targets = {"class_names": names, **external_targets(folder.problem_type())}
-    return TextClassifier(net, {**metadata, **targets}, source)
+    net, metadata = with_weights(folder)
+    if isinstance(net, BertClassifier):
+        return TextClassifier(net, metadata, source)
+    return MaskedLanguageModel(net, metadata, source)
 
 
 def image_weights(source: str) -> ImageClassifier:
     """Returns a model of images, of timm, Hugging Face or a file of `tasks.vit export`."""
-    net, metadata = with_weights(source, OPTION)
+    net, metadata = image_with_weights(source, OPTION)
     return ImageClassifier(net, metadata, source)

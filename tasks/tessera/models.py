@@ -2,7 +2,8 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from datamodules.utils.errors import UsageError
+from modules.activations import Change, ablation, changed, recorded
 from modules.generation.sampling import GenerationConfig
 from modules.record import AttentionRecord
-from modules.schema import checked
+from modules.schema import check_value
 from tasks.errors import unknown_name, usage_errors
 from tasks.predictions import AnyPrediction, Number
 from tasks.problems import PROBLEMS, Problem
@@ -70,6 +72,65 @@ class Model:
         """Where the weights are and inputs are moved to."""
         return next(self.net.parameters()).device
 
+    def logits(self, *inputs: Any) -> Tensor:
+        """The outputs of the network for one input."""
+        raise NotImplementedError
+
+    def activations(self, *inputs: Any, names: str | Sequence[str] = "*") -> dict[str, Tensor]:
+        """Activations for one input by name, such as "blocks.2.attention.heads".
+
+        `modules.activations.activation_names(model.net)` lists all names. Weights are (H, N, M),
+        heads (N, H, D), logits as of `logits`, and all others (N, E).
+
+        Args:
+            inputs: As of `logits`.
+            names: Names or patterns such as "blocks.*.attention.weights".
+
+        Raises:
+            UsageError: There is no such activation.
+        """
+        patterns = [names] if isinstance(names, str) else names
+        with usage_errors(), recorded(self.net, *patterns) as found:
+            self.logits(*inputs)
+        return {name: value[0].float().cpu() for name, value in found.items()}
+
+    @contextmanager
+    def intervene(self, changes: Mapping[str, Change]) -> Iterator[None]:
+        """Changes activations inside a `with`, for all methods.
+
+        >>> with model.intervene({"blocks.0.attention": lambda x: 0 * x}):  # doctest: +SKIP
+        ...     model.predict(text)
+
+        Args:
+            changes: By name or pattern, a function from an activation, batch first, to what takes
+                its place, such as `modules.activations.patch`.
+
+        Raises:
+            UsageError: There is no such activation.
+        """
+        with ExitStack() as stack:
+            with usage_errors():
+                stack.enter_context(changed(self.net, changes))
+            yield
+
+    @contextmanager
+    def ablate(self, layer: int, head: int | None = None, part: str = "") -> Iterator[None]:
+        """Takes a head, or all sub-layers of a block, out of the network inside a `with`.
+
+        Args:
+            layer: Number of the block, from 0.
+            head: Number of the head, from 0; None: all sub-layers of the block, or of "cross" its
+                cross-attention.
+            part: "encoder", "decoder" or "cross" of an encoder-decoder.
+
+        Raises:
+            UsageError: There is no such block or head.
+        """
+        with usage_errors():
+            changes = ablation(self.net, layer, head, part)
+        with changed(self.net, changes):
+            yield
+
     @torch.no_grad()
     def run_batches(
         self, rows: Sequence[Sequence[int]], batch_size: int, run: Run[Result]
@@ -77,7 +138,7 @@ class Model:
         """`run` on batches of token ids of similar length; results are in the order of the rows."""
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
         results: dict[int, Result] = {}
-        for part in batched(order, batch_size):
+        for part in split_into_batches(order, batch_size):
             tensors = [torch.tensor(rows[index]) for index in part]
             pad_id = self.metadata.get("pad_id", 0)
             tokens = pad_sequence(tensors, batch_first=True, padding_value=pad_id)  # (B, N)
@@ -104,8 +165,8 @@ class Classifier(Model):
         """What is predicted for an input, or a list of that for several."""
         raise NotImplementedError
 
-    def predicted(self, logits: Tensor, top_k: int | None) -> list[AnyPrediction]:
-        """What outputs (B, K) of the network mean; `top_k` as of `predict`."""
+    def to_predictions(self, logits: Tensor, top_k: int | None) -> list[AnyPrediction]:
+        """What outputs (B, K) of the network mean; `top_k` as in `predict`."""
         rows = self.problem.predictions(logits.float()).cpu()  # (B, K)
         found = [self.problem.prediction(row) for row in rows]
         if top_k is None:
@@ -136,13 +197,13 @@ def one_or_many(
 def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Result | list[Result]:
     """`one_or_many` of texts: a string, or a list or a column of a table of strings."""
 
-    def checked(texts: list[Any]) -> Sequence[Result]:
+    def run_checked(texts: list[Any]) -> Sequence[Result]:
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
         return run(texts) if texts else []
 
-    return one_or_many(inputs, isinstance(inputs, str), checked)
+    return one_or_many(inputs, isinstance(inputs, str), run_checked)
 
 
 def check_single(is_one: bool, given: Any, noun: str) -> None:
@@ -154,7 +215,7 @@ def check_single(is_one: bool, given: Any, noun: str) -> None:
         )
 
 
-def stacked(vectors: Tensor | list[Tensor]) -> Tensor:
+def stack_rows(vectors: Tensor | list[Tensor]) -> Tensor:
     """The vector (E,) of one input, or those of S inputs, (S, E); (0, 0) of none."""
     if isinstance(vectors, Tensor):
         return vectors
@@ -179,7 +240,7 @@ def generation_options(
             )
     types = get_type_hints(kind)
     with usage_errors():
-        values = {name: checked(types[name], value, name) for name, value in options.items()}
+        values = {name: check_value(types[name], value, name) for name, value in options.items()}
         return kind(**values, **others)
 
 
@@ -193,13 +254,23 @@ def warn(message: str) -> None:
     warnings.warn(message, stacklevel=level)
 
 
-def batched(rows: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
+def split_into_batches(rows: Sequence[Any], batch_size: int) -> list[Sequence[Any]]:
     """Consecutive parts of at most `batch_size` rows; `UsageError` if it is below 1."""
     if batch_size < 1:
         raise UsageError(f"batch_size is {batch_size}, but must be at least 1.")
     return [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
 
 
+def no_attention() -> UsageError:
+    """Returns the error of a network without attention between all tokens."""
+    return UsageError(
+        "this network has no attention between all tokens: it is a Swin, or its stack.order is "
+        '"mixer"'
+    )
+
+
 def recorded_weights(record: AttentionRecord) -> Tensor:
     """Self-attention weights of one input: L tensors (1, H, N, N) -> (L, H, N, N)."""
+    if not record.self_attn:
+        raise no_attention()
     return torch.cat(record.self_attn).float().cpu()

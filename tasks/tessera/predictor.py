@@ -53,7 +53,7 @@ class Predictor:
 
     @cached_property
     def model(self) -> Classifier:
-        """The model; `UsageError` if it is no classifier."""
+        """The model; `UsageError` if it is not a classifier."""
         return load(self.path, kind=Classifier, **self.options)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:

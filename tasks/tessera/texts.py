@@ -7,6 +7,7 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
+from datamodules.sources.texts import require_texts
 from datamodules.tokenizers import Tokenizer, truncation
 from datamodules.utils.errors import UsageError
 from modules.models.bert import BertClassifier, BertMaskedLM
@@ -23,7 +24,7 @@ from .models import (
     Texts,
     check_single,
     recorded_weights,
-    stacked,
+    stack_rows,
     texts_of,
     warn,
 )
@@ -60,7 +61,17 @@ class TextModel(Model):
             batch_size: Texts that the network reads at a time.
         """
         found = self._run(texts, batch_size, lambda *inputs: list(self.vectors(*inputs).cpu()))
-        return stacked(found)
+        return stack_rows(found)
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """(B, N) -> (B, K) of a classifier, else (B, N, V)."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def logits(self, text: str) -> Tensor:
+        """Outputs of the network for one text, (K,) of a classifier, else (N, V)."""
+        ids = self.token_ids(text)
+        return self.outputs(torch.tensor([ids], device=self.device))[0].float().cpu()
 
     @torch.no_grad()
     def attention(self, text: str) -> Attention:
@@ -68,8 +79,7 @@ class TextModel(Model):
 
         Labels are the tokens, with special ones.
         """
-        check_single(isinstance(text, str), text, "text")
-        (ids,) = self._inputs([text])
+        ids = self.token_ids(text)
         record = AttentionRecord()
         self.net.encoder(torch.tensor([ids], device=self.device), record=record)
         tokens = self.tokenizer.convert_ids_to_tokens(ids)
@@ -78,6 +88,11 @@ class TextModel(Model):
     def _run(self, texts: Texts, batch_size: int, run: Run[Result]) -> Result | list[Result]:
         """What `run` makes of each text."""
         return texts_of(texts, lambda many: self.run_batches(self._inputs(many), batch_size, run))
+
+    def token_ids(self, text: str) -> list[int]:
+        """The tokens of one text that the network reads, with special ones."""
+        check_single(isinstance(text, str), text, "text")
+        return self._inputs([text])[0]
 
     def _inputs(self, texts: list[str]) -> list[list[int]]:
         """Token ids of texts, with special tokens; warns of those that are truncated."""
@@ -129,13 +144,24 @@ class TextClassifier(TextModel, Classifier):
         Args:
             texts: One text, or several, as the class describes.
             batch_size: Texts at a time.
-            top_k: `probabilities` of the k likeliest classes only; None: of all.
+            top_k: `probabilities` of the k most likely classes only; None: of all.
+
+        Raises:
+            UsageError: A text is empty, or holds nothing but spaces.
         """
 
         def run(tokens: Tensor, padding_mask: Tensor) -> list[AnyPrediction]:
-            return self.predicted(self.net(tokens, padding_mask), top_k)
+            return self.to_predictions(self.net(tokens, padding_mask), top_k)
 
-        return self._run(texts, batch_size, run)
+        def run_many(many: list[str]) -> list[AnyPrediction]:
+            require_texts(many, "the text" if isinstance(texts, str) else "text {}")
+            return self.run_batches(self._inputs(many), batch_size, run)
+
+        return texts_of(texts, run_many)
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """(B, N) -> (B, K)."""
+        return self.net(tokens)
 
     def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
         """The pooled vectors, before the classifier and any layer before it."""
@@ -164,7 +190,7 @@ class MaskedLanguageModel(TextModel):
 
     @torch.no_grad()
     def fill_mask(self, text: str, top_k: int = 5) -> list[list[Filling]]:
-        """The likeliest tokens for each mask in a text, likeliest first.
+        """The most likely tokens for each mask in a text, most likely first.
 
         The text that is returned with a token has it in its place, and the other masks as they are.
 
@@ -218,6 +244,18 @@ class MaskedLanguageModel(TextModel):
         if starts or self.tokenizer.is_character_level:
             return Filling(word, probability, f"{before}{word}{after}")
         return Filling(word, probability, f"{before.rstrip()}{word.removeprefix('##')}{after}")
+
+    def token_ids(self, text: str) -> list[int]:
+        """The tokens of one text that the network reads, with special ones and masks."""
+        check_single(isinstance(text, str), text, "text")
+        if self.mask_token not in text:
+            return super().token_ids(text)
+        tokens, _ = self._masked_inputs(text.split(self.mask_token))
+        return tokens[0].tolist()
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """(B, N) -> (B, N, V)."""
+        return self.net.head(self.net.hidden(tokens))
 
     def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
         """Means of the encoder's vectors."""

@@ -27,7 +27,7 @@ from .models import (
     Texts,
     check_single,
     generation_options,
-    stacked,
+    stack_rows,
     texts_of,
     warn,
 )
@@ -113,7 +113,16 @@ class Translator(Model):
         def all_batches(many: list[str]) -> list[Tensor]:
             return self.run_batches(self._sources(many), batch_size, run)
 
-        return stacked(texts_of(texts, all_batches))
+        return stack_rows(texts_of(texts, all_batches))
+
+    @torch.no_grad()
+    def logits(self, text: str, translation: str | None = None) -> Tensor:
+        """Logits of each token of a translation, (N, V); arguments and errors as of `attention`."""
+        source, tokens = self.pair(text, translation)
+        start = self.model.tokenizer.decoder_start_id
+        inputs = torch.tensor([[start, *tokens[:-1]]], device=self.device)  # (1, N)
+        hidden = self.net(torch.tensor([source], device=self.device), inputs)  # (1, N, E)
+        return self.net.logits(hidden)[0].float().cpu()
 
     def attention(self, text: str, translation: str | None = None) -> Attention:
         """Cross-attention of all layers and heads for one text, (L, H, N, M).
@@ -127,21 +136,24 @@ class Translator(Model):
         Raises:
             UsageError: The text is empty.
         """
-        check_single(isinstance(text, str), text, "text")
-        if not text.strip():
-            raise UsageError("the text is empty: give a sentence to translate")
-        (source,) = self._sources([text])
-        if translation is None:
-            tokens = self._translations([text], {})[0].tokens
-        else:
-            tokens = self._target(translation)
+        source, tokens = self.pair(text, translation)
         weights = cross_attention_weights(self.model, source, tokens)
         pair = self.model.tokenizer
         queries = token_labels(pair.target, tokens)
         return Attention(weights.float().clone(), queries, token_labels(pair.source, source))
 
+    def pair(self, text: str, translation: str | None) -> tuple[list[int], list[int]]:
+        """Token ids of a text, and of its translation, without the start token."""
+        check_single(isinstance(text, str), text, "text")
+        if not text.strip():
+            raise UsageError("the text is empty: give a sentence to translate")
+        (source,) = self._sources([text])
+        if translation is None:
+            return source, self._translations([text], {})[0].tokens
+        return source, self._target(translation)
+
     def _translations(self, lines: list[str], options: dict[str, Any]) -> list[Translation]:
-        """The best translation of each line; options as of `translate`."""
+        """The best translation of each line; options as in `translate`."""
         asked = generation_options(TranslateOptions, options, "batch_size", ckpt_path=self.source)
         asked = with_folder_defaults(self.model, asked, options, warn)
         found = translations(self.model, lines, replace(asked, nbest=1), warn, progress=False)

@@ -9,25 +9,37 @@ from typing import Any
 from datamodules.utils.files import write_text
 
 
-def write_csv(path: Path, heads: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
-    """Writes columns of equal length below their heads; floats get six decimals."""
+def write_csv(path: Path, header: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+    """Writes columns of equal length below their names; floats get six decimals."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(heads)
+    table.writerow(header)
     for row in zip(*columns, strict=True):
         table.writerow(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row)
     write_text(path, text.getvalue())
 
 
-def unique_heads(heads: Sequence[str]) -> list[str]:
-    """Heads of which each that occurs before is told apart: a class may be named like a column.
+def unique_names(header: Sequence[str]) -> list[str]:
+    """Column names, those that occur twice told apart: a class may be named like a column.
 
-    >>> unique_heads(["text", "label", "text", "other"])
+    >>> unique_names(["text", "label", "text", "other"])
     ['text', 'label', 'probability_text', 'other']
     """
     found: dict[str, None] = {}  # a set that keeps the order
-    for head in heads:
-        while head in found:
-            head = f"probability_{head}"
-        found[head] = None
+    for name in header:
+        while name in found:
+            name = f"probability_{name}"
+        found[name] = None
     return list(found)
+
+
+def last_row(path: Path) -> dict[str, str]:
+    """The last complete row of a CSV file by column; empty if there is none."""
+    try:
+        text = path.read_text()
+    except OSError:
+        return {}
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    if len(lines) < 2:
+        return {}
+    return dict(zip(*csv.reader([lines[0], lines[-1]]), strict=False))

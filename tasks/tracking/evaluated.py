@@ -54,7 +54,11 @@ class EvaluatedSamples(Metric):
         super().reset()
         self.found = None
 
-    def update(self, predictions: Tensor, labels: Tensor, index: Tensor) -> None:
+    def update(self, predictions: Tensor, labels: Tensor, index: Tensor | None = None) -> None:
+        """Adds a batch; `index` (B,) are the positions in the data, by default the next ones."""
+        if index is None:
+            start = sum(map(len, self.indices))
+            index = torch.arange(start, start + len(labels), device=labels.device)
         self.predictions.append(predictions)
         self.labels.append(labels)
         self.indices.append(index)

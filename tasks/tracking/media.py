@@ -77,7 +77,7 @@ def log_media(trainer: pl.Trainer, media: Mapping[str, Table | Picture]) -> None
             log(logger, name, shown, logged_step(trainer))
 
 
-def rendered(draw: Callable[[BinaryIO], None]) -> Picture:
+def render_picture(draw: Callable[[BinaryIO], None]) -> Picture:
     """The picture that `draw` writes as PNG."""
     import numpy
     from PIL import Image

@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pytorch_lightning.loggers import Logger
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
@@ -69,6 +70,7 @@ class LoggedRows:
 class MetricsCSV(Logger):
     """Writes `metrics.csv`: one row per step, one column per metric; new metrics add columns.
 
+    Numbers have the digits that float32 needs, as in 0.0006 instead of 0.0006000000284984708.
     Steps and epochs are counted from 1, as on the console; Lightning counts from 0 in training.
     Lightning's CSVLogger deletes the file of an earlier process. `earlier` says which rows of one
     are kept.
@@ -110,7 +112,8 @@ class MetricsCSV(Logger):
         self.opened = True
         row: dict[str, Any] = {"step": step}
         for name, value in metrics.items():
-            row[name] = value.item() if isinstance(value, Tensor) else value
+            number = value.item() if isinstance(value, Tensor) else value
+            row[name] = np.float32(number) if isinstance(number, float) else number
         if step is not None and not is_test(row):
             row |= {name: row[name] + 1 for name in ("step", "epoch") if name in row}
         self.waiting.append(row)

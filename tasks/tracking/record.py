@@ -12,6 +12,7 @@ import torch
 import yaml
 from pytorch_lightning.callbacks import Callback, Timer
 from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.utils.files import write_text
 from modules.kernels.cpu import NAME, kernels
@@ -20,10 +21,11 @@ from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
-from tasks.tracking.report import counted, draw_curves, evaluated_samples
+from tasks.tracking.report import draw_curves, evaluated_samples, format_count
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
+FEW_STEPS = 100  # below which a run learns little
 LINE_WIDTH = 100  # up to which the line on the data names the classes
 PRECISIONS = {  # Lightning's names of them, in words
     "32-true": "float32",
@@ -55,19 +57,21 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
     return {f"best {task.monitor}": value, "best epoch": epoch}
 
 
-def rounded(value: Any) -> Any:
+def round_floats(value: Any) -> Any:
     """Floats in nested primitives with 6 significant digits."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
+        return {key: round_floats(item) for key, item in value.items()}
     return value
 
 
 def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     """What a run is about to do: its data, model, device, length and folder."""
     data = task.datamodule
-    splits = {"training": "train"}
+    fraction = getattr(data.source, "label_fraction", 1.0)
+    kept = f" ({100 * fraction:.3g} % of the labels)" if fraction < 1 else ""
+    splits = {f"training{kept}": "train"}
     if trainer.enable_validation:
         splits["validation"] = "val"
     sizes = {name: len(data.dataset(split)) for name, split in splits.items()}
@@ -80,10 +84,10 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     where = device_name(task.device)
     if task.device.type == "cpu":
         threads = torch.get_num_threads()
-        where += f", {counted(threads, 'thread')}"
+        where += f", {format_count(threads, 'thread')}"
     processes = f", {trainer.world_size} processes" if trainer.world_size > 1 else ""
     steps = task.total_steps()
-    length = "without end" if steps == math.inf else counted(int(steps), "optimizer step")
+    length = "without end" if steps == math.inf else format_count(int(steps), "optimizer step")
     if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         length = f"until --trainer.max_time, {length}"
     if trainer.global_step:
@@ -134,6 +138,7 @@ class RunRecord(Callback):
         options: The command's options, primitives only.
         changes: Descriptions of options that a resumed run changes.
         command: The command line.
+        names_length: Whether an option says how long to train.
     """
 
     def __init__(
@@ -142,8 +147,10 @@ class RunRecord(Callback):
         options: dict[str, Any],
         changes: Sequence[str] = (),
         command: str = "",
+        names_length: bool = True,
     ) -> None:
         self.folder = folder
+        self.names_length = names_length
         self.command = command
         self.device = ""
         self.options = options
@@ -182,7 +189,7 @@ class RunRecord(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Give the options to the task, which stores them in its checkpoints."""
         assert isinstance(pl_module, Task)
-        pl_module.run_config = self.options
+        pl_module.given_options = self.options
         if trainer.is_global_zero and not self.code:
             self.code = {"tessera": __version__, "git_commit": git_commit()}
 
@@ -197,14 +204,19 @@ class RunRecord(Callback):
         self.lock = lock(self.folder)
         self.device = device_name(pl_module.device)  # the task is on the CPU at the end
         print(*opening_lines(trainer, pl_module, self.folder), sep="\n", flush=True)
+        if not self.names_length and pl_module.total_steps() < FEW_STEPS:
+            rank_zero_warn(
+                f"{int(pl_module.total_steps())} optimizer steps are few: raise "
+                "--trainer.max_epochs, or lower --data.batch_size."
+            )
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
-        config = pl_module.resolved_config()
-        text = yaml.safe_dump(config, sort_keys=False, default_flow_style=None, width=120)
+        options = pl_module.resolved_options()
+        text = yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)
         write_text(self.folder / "config.yaml", text)
         pl_module.save_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]
-        hyperparameters = flat(config) | pl_module.notes() | self.code if others else {}
+        hyperparameters = flat(options) | pl_module.notes() | self.code if others else {}
         for logger in others:
             logger.log_hyperparams(hyperparameters)
             if isinstance(logger, pl.loggers.WandbLogger):
@@ -308,7 +320,7 @@ class RunRecord(Callback):
         summary["device"] = self.device
         summary["versions"] = versions()
         summary["processor"] = {"name": NAME, "threads": torch.get_num_threads(), **kernels()}
-        write_text(self.folder / "summary.json", json.dumps(rounded(summary), indent=2) + "\n")
+        write_text(self.folder / "summary.json", json.dumps(round_floats(summary), indent=2) + "\n")
         if self.lock:
             self.lock.close()
         return texts
@@ -331,4 +343,4 @@ def save_evaluation(
         f"{split}_samples": seen,
         **metrics,
     }
-    write_text(folder / f"{split}.json", json.dumps(rounded(record), indent=2) + "\n")
+    write_text(folder / f"{split}.json", json.dumps(round_floats(record), indent=2) + "\n")

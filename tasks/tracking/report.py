@@ -193,8 +193,13 @@ def text_width(texts: Sequence[str]) -> float:
 
 
 def plain(text: str) -> str:
-    """A text for a figure, where $ would begin a formula."""
-    return text.replace("$", r"\$")
+    """A text for a figure, where $ would begin a formula, and control characters have no shape.
+
+    >>> plain("5 $\\x01")
+    '5 \\\\$\\\\x01'
+    """
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return shown.replace("$", r"\$")
 
 
 def write_png(figure: Any, path: Path | BinaryIO) -> None:
@@ -204,10 +209,10 @@ def write_png(figure: Any, path: Path | BinaryIO) -> None:
     FigureCanvasAgg(figure).print_png(path)
 
 
-def counted(count: int, noun: str) -> str:
+def format_count(count: int, noun: str) -> str:
     """A number with its noun.
 
-    >>> counted(1, "image"), counted(2000, "image")
+    >>> format_count(1, "image"), format_count(2000, "image")
     ('1 image', '2,000 images')
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from modules.config import require
-from modules.schema import checked
+from modules.schema import check_value
 from tasks.checkpoints.reading import check_tensor
 from tasks.errors import UsageError
 
@@ -153,7 +153,7 @@ class EMA(Averaging):
     def restore(self, state: dict[str, Any]) -> None:
         name = f"callbacks.{self.state_key}.step"
         require("step" in state, f"{name} is missing.")
-        self.step = checked(int, state["step"], name)
+        self.step = check_value(int, state["step"], name)
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         """Updates the average if the batch completed an optimizer step."""

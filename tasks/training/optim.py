@@ -25,30 +25,31 @@ class OptimConfig:
     """Optimizer, learning-rate schedule and clipping.
 
     Args:
-        optimizer: "adamw" for all weights (Loshchilov & Hutter 2019), or "muon" for the matrices
-            inside the network (Jordan 2024) with AdamW for the rest.
+        optimizer: "adamw", or "muon" for the matrices of the network; then AdamW updates the other
+            weights (Loshchilov & Hutter 2019, Jordan 2024).
         lr: Peak learning rate.
         muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
             updates are scaled to the size of AdamW's (Liu 2025).
         momentum: Decay of Muon's running mean of gradients.
-        weight_decay: Decoupled weight decay of linear, convolution and embedding weights; not of
+        weight_decay: Decoupled weight decay; of linear, convolution and embedding weights, not of
             biases, norms, positions, class and register tokens.
-        betas: Decays of AdamW's running means of the gradient and of its square.
+        betas: Decays of AdamW's means of the gradient and its square.
         eps: Added to AdamW's denominator.
-        schedule: Shape of the learning rate after the linear warm-up: "cosine" or "linear" down to
-            `final_lr`, "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
+        schedule: Learning rate after the linear warm-up; "cosine" or "linear" down to `final_lr`,
+            "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
             down to `final_lr` over the last part: warm-up, stable, decay), or "constant". A run
             without end needs "noam" or "constant", with a warm-up in steps.
-        warmup: Length of the warm-up: below 1 a fraction of all steps, from 1 on a number of steps.
-        final_lr: Learning rate of the last step, as a fraction of the peak; for "cosine", "linear"
-            and "wsd".
+        warmup: Steps of the warm-up, or below 1 a fraction of all.
+        final_lr: Last learning rate, as a fraction of the peak; for "cosine", "linear" and "wsd".
         decay: Fraction of all steps in which "wsd" decays.
-        gradient_clip: Largest total norm of the gradients of a step, which are scaled down to it;
+        gradient_clip: Largest norm of the gradients of a step; larger ones are scaled down to it;
             null means no limit.
-        layer_decay: Factor on the learning rate for each layer further down from the head (Howard &
-            Ruder 2018), for fine-tuning: 0.9; 1 gives all layers the same.
-        freeze: Layers to freeze from the input: 0 none, 1 the embeddings, 1 + n also the first n
-            blocks.
+        layer_grad_norms: Log the norm of the gradients of each block; also of each layer outside of
+            blocks; before clipping, as grad_norm/encoder.0.
+        layer_decay: Factor on the learning rate for each layer down (Howard & Ruder 2018); such as
+            0.9 in fine-tuning; 1 gives all layers the same.
+        freeze: Layers to freeze, from the input on; 0: none, 1: the embeddings, 1 + n: also the
+            first n blocks.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -63,6 +64,7 @@ class OptimConfig:
     final_lr: float = 0.0
     decay: float = 0.2
     gradient_clip: float | None = 1.0
+    layer_grad_norms: bool = False
     layer_decay: float = 1.0
     freeze: int = 0
 

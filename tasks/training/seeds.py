@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 States = dict[str, Any]
 
@@ -19,6 +20,12 @@ def run_seed() -> int:
 def position_seed(seed: int, epoch: int, batch: int, rank: int) -> int:
     """A seed for one rank's batch; nearby positions get unrelated ones."""
     return zlib.crc32(f"{seed}/{epoch}/{batch}/{rank}".encode())
+
+
+def evaluation_seeds(index: Tensor) -> list[int]:
+    """A seed for each sample, given its place in the data (B,): the same in each evaluation."""
+    # No epoch of training is -1.
+    return [position_seed(run_seed(), epoch=-1, batch=i, rank=0) for i in index.tolist()]
 
 
 def random_states(device: torch.device) -> States:

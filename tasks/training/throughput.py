@@ -39,20 +39,23 @@ class TokenCount(nn.Module):
 
 
 def flops_per_token(net: Any, length: int) -> int:
-    """FLOP per token, forward and backward: 6 N + 12 L H D T (Chowdhery 2022, appendix B).
+    """FLOP per token, forward and backward: 6 N + 6 L H (D + V) T (Chowdhery 2022, appendix B).
 
     N are the weights that a token is multiplied with: of linear layers and of the output layer, not
-    of embeddings. L blocks of H heads of size D compare the token with all T of a row, as if
-    attention saw later ones, too. What activation checkpointing computes again does not count.
+    of embeddings. L blocks of H heads, with keys of size D and values of size V (usually equal),
+    compare the token with all T of a row, as if attention saw later ones, too. What activation
+    checkpointing computes again does not count.
 
     Args:
         net: A `Decoder`.
         length: Tokens T of a row.
     """
-    linears = [part for part in net.stack.modules() if isinstance(part, nn.Linear)]
+    linears = [part for part in net.modules() if isinstance(part, nn.Linear)]
     weights = sum(part.weight.numel() for part in linears) + net.head.weight.numel()
     stack = net.config.stack
-    return 6 * weights + 12 * stack.depth * stack.heads * stack.resolved.head_dim * length
+    sizes = stack.resolved
+    compared = stack.depth * stack.heads * (sizes.head_dim + sizes.value_dim)
+    return 6 * weights + 6 * compared * length
 
 
 @cache

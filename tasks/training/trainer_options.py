@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 
-from datamodules.utils.extras import extra
+from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 from tasks.lightning_patches import RunCheckpoint
@@ -135,8 +135,10 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         name = logger.class_path.rpartition(".")[2]
         options = logger.init_args
         asked = str(options.get("save_dir") or ".")
+        if name == "WandbLogger":
+            import wandb  # noqa: F401  # jsonargparse would hide that it is missing
         if name == "TensorBoardLogger":
-            with extra("tensorboard"):
+            with requires_extra("tensorboard"):
                 import tensorboard  # noqa: F401
         is_ours = name in ("WandbLogger", "TensorBoardLogger")
         if is_ours and is_new and asked not in (".", str(folder)):

@@ -10,7 +10,7 @@ APP = App(
     title="Tessera ViT: image classification with a Vision Transformer",
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
-    presets="modules.models.vit:VIT_PRESETS",
+    presets="modules.models.images:IMAGE_PRESETS",
     sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
@@ -19,12 +19,25 @@ APP = App(
         "model.net.channels": "data.dataset.channels",
     },
     default_config="configs/vit/digits.yaml",
-    predict_input="an image, a folder of images, or a CSV or JSON Lines file that names images",
+    predict_input="an image, a folder of images, or a CSV or JSON Lines file that names them",
     extra_commands={
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_images"),
         "export": (
             "write a checkpoint's weights for timm, ONNX or safetensors",
             "tasks.vit.export:export",
-        )
+        ),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_vit",
+        ),
+        "probe": (
+            "classify frozen features: linear probe and k-nearest neighbours",
+            "tasks.vit.probe:probe_images",
+        ),
+        "compare": (
+            "a table of parameters, FLOP, images/s and test accuracy of several models",
+            "tasks.vit.compare:compare",
+        ),
     },
     examples=(
         "fit",
@@ -35,6 +48,7 @@ APP = App(
     ),
     next_commands=(
         "predict --ckpt_path {best} --input FILE_OR_FOLDER",
+        "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
     ),
 )

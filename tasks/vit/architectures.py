@@ -1,4 +1,4 @@
-"""Which ViT to build: sizes that fit the data, and pretrained weights."""
+"""Which network to build: sizes that fit the data, and pretrained weights."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
@@ -7,23 +7,25 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_only
 
 from modules.config import require
-from modules.models.vit import ViT
+from modules.models.images import ImageNet, build_image_net
+from modules.models.vit import ViTConfig
+from modules.pretrained.images import conversion
 from modules.pretrained.timm import NOT_IN_SHAPES
-from modules.pretrained.weights import load_weights
+from modules.pretrained.weights import CLASSIFIERS, load_weights
 from tasks.checkpoints.weights import PRETRAINED, load_pretrained_weights, match_classes
 from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.vit.pretrained import find_model
-
-HEAD = "head.linear."
+from tasks.vit.pretrained_base import Pretrained
 
 
 def pretrained_options(source: str) -> Options:
     """Returns the network and, if known, the normalisation of `--model.pretrained SOURCE`."""
     model = find_model(source)
     config = model.config()
+    config = conversion(config).for_new_sizes(config)
     net = asdict(replace(config, num_classes=None))
-    if not model.is_described:  # other options describe the rest
+    if not model.is_described and isinstance(config, ViTConfig):  # options describe the rest
         net["class_token"] = config.has_class_token
         del net["pool"]
         for name in NOT_IN_SHAPES:
@@ -45,7 +47,7 @@ def check_described(source: str, given: Collection[str]) -> None:
         )
 
 
-def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
+def load_pretrained(net: ImageNet, source: str, metadata: Mapping[str, Any]) -> None:
     """Loads weights into `net`, positions resized; says if the classifier is initialised anew.
 
     Raises:
@@ -54,23 +56,16 @@ def load_pretrained(net: ViT, source: str, metadata: Mapping[str, Any]) -> None:
     """
     model = find_model(source)
     weights = model.weights(net.config)
-    if f"{HEAD}weight" not in weights:  # another number of classes
+    if not any(name.startswith(CLASSIFIERS) for name in weights):  # another number of classes
         rank_zero_only(print)(f"{PRETRAINED} {source}: the head is initialised anew")
     weights = match_classes(source, weights, model.class_names, metadata)
-    load_pretrained_weights(net, source, weights, (HEAD,))
+    load_pretrained_weights(net, source, weights, model.new_parts)
 
 
-def with_weights(source: str, option: str) -> tuple[ViT, dict[str, Any]]:
-    """Builds a network with its weights, and metadata as of a checkpoint, without any data.
+def find_described(source: str, option: str) -> Pretrained:
+    """Returns a pretrained model whose config and normalisation are known, or raises `UsageError`.
 
-    Args:
-        source: As of `find_model`.
-        option: What names it in messages.
-
-    Raises:
-        UsageError: There is no such model, it has no classifier, or it is not known what its
-            classes and its pixels are.
-        DataError: It cannot be downloaded, or is damaged.
+    Arguments and other errors as in `find_model`.
     """
     model = find_model(source, option)
     if not model.is_described:
@@ -82,6 +77,31 @@ def with_weights(source: str, option: str) -> tuple[ViT, dict[str, Any]]:
             f"{option} {source}: nothing says mean and standard deviation of its pixels, as "
             f"preprocessor_config.json of Hugging Face does: train from it with {PRETRAINED}"
         )
+    channels = model.config().channels
+    with model.errors():
+        for name, values in model.normalisation.items():
+            fits = len(values) == channels
+            require(fits, f"{name} has {len(values)} numbers for {channels} channels")
+    return model
+
+
+def with_weights(source: str, option: str) -> tuple[ImageNet, dict[str, Any]]:
+    """Builds a network with its weights, and metadata as in a checkpoint, without any data.
+
+    Args:
+        source: See `find_model`.
+        option: What names it in messages.
+
+    Raises:
+        UsageError: There is no such model, it has no classifier, or it is not known what its
+            classes and its pixels are.
+        DataError: It cannot be downloaded, or is damaged.
+    """
+    return described_network(find_described(source, option))
+
+
+def described_network(model: Pretrained) -> tuple[ImageNet, dict[str, Any]]:
+    """As `with_weights`, of a model that `find_described` returned."""
     config = model.config()
     names = model.titles or model.class_names
     names = names or [str(row) for row in range(config.num_classes or 0)]
@@ -97,10 +117,7 @@ def with_weights(source: str, option: str) -> tuple[ViT, dict[str, Any]]:
         require(classifier, f"it has no classifier: train one from it with {PRETRAINED}")
         fits = len(names) == config.num_classes
         require(fits, f"it names {len(names)} classes, but predicts {config.num_classes}")
-        for name, values in model.normalisation.items():
-            fits = len(values) == config.channels
-            require(fits, f"{name} has {len(values)} numbers for {config.channels} channels")
-        net = ViT(config)
+        net = build_image_net(config)
     weights = model.weights(config)
     with model.errors():
         load_weights(net, weights)

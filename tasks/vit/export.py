@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from datamodules.utils.files import write_text
 from datamodules.vision.augment import normalise
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
-from modules.pretrained.timm import timm_arguments, timm_settings
-from modules.pretrained.vit import TIMM
+from modules.models.images import IMAGE_PRESETS, ImageConfig, ImageNet
+from modules.pretrained.images import conversion
 from tasks.checkpoints.exporting import (
+    export_target,
     new_file,
     new_folder,
     save_weights,
@@ -24,11 +24,10 @@ from tasks.checkpoints.exporting import (
 from tasks.checkpoints.onnx_graph import write_graph
 from tasks.checkpoints.reading import (
     KEY,
-    best_checkpoint,
-    load_network,
     read_checkpoint,
 )
 from tasks.errors import UsageError
+from tasks.vit.networks import load_image_net
 
 Format = Literal["timm", "onnx", "safetensors"]
 
@@ -42,26 +41,25 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
             deviation in it; onnx: a graph from pixels in [0, 1] to logits, of any batch size, with
             class names and the preprocessing of pictures in its metadata; safetensors: a file with
             our own names, config and class names in the header.
-        output: File or folder to write; null: beside the checkpoint.
+        output: Folder to write, for timm, or a file whose name ends with the format, such as
+            model.onnx; null: beside the checkpoint.
     """
-    ckpt_path = best_checkpoint(ckpt_path)
+    target = export_target(ckpt_path, format, output, is_file=format != "timm")
     checkpoint = read_checkpoint(ckpt_path, "vit")
-    net = load_network(checkpoint, ViTConfig, ViT)
+    net = load_image_net(checkpoint)
     metadata = with_numbers_in_units(net, checkpoint[KEY]["metadata"])
-    target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
-    if format == "safetensors" and target.suffix != ".safetensors":
-        raise UsageError(f"--output {output} must end with .safetensors: readers check the suffix")
     new = new_folder if format == "timm" else new_file
     with new(target) as partial:
         hint = WRITERS[format](net, metadata, partial)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
-def write_timm(net: ViT, metadata: dict[str, Any], folder: Path) -> str:
+def write_timm(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
     """Writes weights under timm's names and `config.json`; returns the code that loads them."""
     try:
-        settings = timm_settings(net.config, metadata)
-        state = TIMM.weights_to_external(net.state_dict(), net.config)
+        theirs = conversion(net.config)
+        settings = theirs.settings(net.config, metadata)
+        state = theirs.family.weights_to_external(net.state_dict(), net.config)
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(
@@ -76,9 +74,9 @@ def write_timm(net: ViT, metadata: dict[str, Any], folder: Path) -> str:
 def presets_of_timm() -> list[str]:
     """Returns the presets whose networks timm has."""
     found = []
-    for name, config in VIT_PRESETS.items():
+    for name, config in IMAGE_PRESETS.items():
         with suppress(ValueError):
-            timm_arguments(config)
+            conversion(config).arguments(config)
             found.append(name)
     return found
 
@@ -86,7 +84,7 @@ def presets_of_timm() -> list[str]:
 class FromPixels(nn.Module):
     """A network with the normalisation of its data in front."""
 
-    def __init__(self, net: ViT, metadata: dict[str, Any]) -> None:
+    def __init__(self, net: ImageNet, metadata: dict[str, Any]) -> None:
         super().__init__()
         self.net = net
         self.mean = metadata["mean"]
@@ -97,7 +95,7 @@ class FromPixels(nn.Module):
         return self.net(normalise(images * 255, self.mean, self.std))
 
 
-def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
+def write_onnx(net: ImageNet, metadata: dict[str, Any], path: Path) -> str:
     """Writes a graph from "images", float32 (B, C, H, W) in [0, 1], to "logits" (B, K)."""
     example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
     graph = FromPixels(net, metadata).eval()
@@ -109,7 +107,7 @@ def write_onnx(net: ViT, metadata: dict[str, Any], path: Path) -> str:
     )
 
 
-def preprocessing(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]:
+def preprocessing(config: ImageConfig, metadata: dict[str, Any]) -> dict[str, Any]:
     """What `predict` does to a picture, as a graph's metadata tell it; in timm's words.
 
     Convert it to `mode` (of Pillow), resize its shorter side to the size of the input and crop the
@@ -128,7 +126,7 @@ def preprocessing(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]
     }
 
 
-WRITERS: dict[str, Callable[[ViT, dict[str, Any], Path], str]] = {
+WRITERS: dict[str, Callable[[ImageNet, dict[str, Any], Path], str]] = {
     "timm": write_timm,
     "onnx": write_onnx,
     "safetensors": write_safetensors,

@@ -1,21 +1,27 @@
 """Pretrained image models: of timm and Hugging Face, and our own."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
 
 from datamodules.sources import ProblemType
 from datamodules.utils.files import parse_object
 from modules.config import require
+from modules.models.images import ImageConfig, config_class
+from modules.models.mae import MAEConfig
 from modules.models.vit import ViTConfig
-from modules.position import resize_grid
+from modules.pretrained.images import conversion
 from modules.pretrained.settings import check_settings
-from modules.pretrained.vit import BY_MODEL_TYPE, POSITION_TABLE
+from modules.pretrained.vit_transformers import BY_MODEL_TYPE, TransformersViT
 from modules.pretrained.weights import drop_other_classifier
-from modules.schema import checked, from_dict
+from modules.schema import check_value, from_dict
 from tasks.checkpoints.pretrained import (
     ModelFolder,
+    distinct,
     model_folder,
     read_settings,
+    read_task_checkpoint,
     weight_files,
 )
 from tasks.checkpoints.reading import (
@@ -23,15 +29,17 @@ from tasks.checkpoints.reading import (
     best_checkpoint,
     load_config,
     net_weights,
-    read_checkpoint,
 )
 from tasks.checkpoints.weights import PRETRAINED, State, read_header, read_weights
+from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.problems import external_targets
-from tasks.vit.pretrained_base import Pretrained, distinct
+from tasks.vit.networks import load_image_config
+from tasks.vit.pretrained_base import Pretrained
 from tasks.vit.pretrained_timm import TimmFiles, TimmModel
 
 PREPROCESSOR = "preprocessor_config.json"
+DECODER = "decoder."  # begins the names of weights that only a masked autoencoder has
 
 
 def find_model(source: str, option: str = PRETRAINED) -> Pretrained:
@@ -62,11 +70,13 @@ def find_model(source: str, option: str = PRETRAINED) -> Pretrained:
 
 
 class HuggingFaceModel(Pretrained):
-    """A folder with the config.json of transformers."""
+    """A folder with the config.json of transformers, of one of some families."""
+
+    families: ClassVar[Mapping[str, TransformersViT]] = BY_MODEL_TYPE
 
     def __init__(self, source: str, option: str, path: Path) -> None:
         super().__init__(source, option)
-        self.folder = ModelFolder(str(path), BY_MODEL_TYPE, option)
+        self.folder = ModelFolder(str(path), self.families, option)
         self.targets = external_targets(self.folder.problem_type())
         self.class_names = self.folder.class_names()
         if self.class_names is not None:
@@ -82,8 +92,8 @@ class HuggingFaceModel(Pretrained):
     def read(self) -> State:
         return self.folder.state()
 
-    def convert(self, state: State, config: ViTConfig) -> State:
-        family = BY_MODEL_TYPE[self.folder.family]
+    def convert(self, state: State, config: Any) -> State:
+        family = self.families[self.folder.family]
         weights = family.weights_from_external(state, config)
         saved = self.folder.config
         wanted = saved.prefix_tokens + math.prod(saved.grid)
@@ -99,7 +109,7 @@ def read_normalisation(settings: Options) -> dict[str, list[float]]:
     check_settings(settings, fixed)
     standard = [0.5, 0.5, 0.5]  # if the file does not say
     return {
-        name: checked(list[float], settings.get(f"image_{name}") or standard, f"image_{name}")
+        name: check_value(list[float], settings.get(f"image_{name}") or standard, f"image_{name}")
         for name in ("mean", "std")
     }
 
@@ -107,30 +117,38 @@ def read_normalisation(settings: Options) -> dict[str, list[float]]:
 class OwnWeights(Pretrained):
     """Base of weights with our own names; subclasses set `saved`, their config."""
 
-    saved: ViTConfig
+    saved: ImageConfig
 
-    def config(self) -> ViTConfig:
-        return self.saved
+    def config(self) -> ImageConfig:
+        return self.saved.encoder if isinstance(self.saved, MAEConfig) else self.saved
 
-    def convert(self, state: State, config: ViTConfig) -> State:
+    @property
+    def new_parts(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("head.", "pool.") if isinstance(self.saved, MAEConfig) else super().new_parts
+
+    def convert(self, state: State, config: ImageConfig) -> State:
         state = drop_other_classifier(state, config.num_classes)
-        if self.saved.position == "learned" and POSITION_TABLE in state:
-            table = resize_grid(state[POSITION_TABLE], config.grid)  # (rows, columns, E)
-            state = {**state, POSITION_TABLE: table}
-        return state
+        state = {name: value for name, value in state.items() if not name.startswith(DECODER)}
+        return conversion(config).resize(state, self.saved, config)
 
 
 class RunCheckpoint(OwnWeights):
-    """A checkpoint that `fit` wrote, or its run folder."""
+    """A checkpoint that `fit` wrote, or its run folder; subclasses may set `tasks`, whose it is."""
+
+    tasks: tuple[str, ...] = ("vit", "mae")
 
     def __init__(self, source: str, option: str) -> None:
         super().__init__(source, option)
-        self.checkpoint = read_checkpoint(best_checkpoint(source), "vit")
-        self.saved = load_config(ViTConfig, self.checkpoint[KEY]["net"])
+        self.checkpoint = read_task_checkpoint(best_checkpoint(source), self.tasks, option)
+        if self.checkpoint[KEY]["task"] == "mae":
+            self.saved = load_config(MAEConfig, self.checkpoint[KEY]["net"])
+        else:
+            self.saved = load_image_config(self.checkpoint)
         metadata = self.checkpoint[KEY]["metadata"]
         self.class_names = metadata["class_names"]
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
         self.targets = {name: metadata[name] for name in self.targets}
+        self.data = self.checkpoint[KEY]["config"]["data"]
 
     def read(self) -> State:
         return net_weights(self.checkpoint)
@@ -143,15 +161,22 @@ class ExportedFile(OwnWeights):
         super().__init__(source, option)
         header = read_header(source, option)
         with self.errors(": its header"):
-            self.saved = from_dict(ViTConfig, parse_object(header["config"]))
+            saved = parse_object(header["config"])
+            if {"vocabulary", "source_vocabulary"} & saved.keys():
+                raise UsageError(
+                    f"{option} {source} is the export of another task; only those of `tasks.vit` "
+                    "can be read: give its checkpoint (.ckpt)"
+                )
+            kind = MAEConfig if "mask_ratio" in saved else config_class(saved)
+            self.saved = from_dict(kind, saved)
             metadata = parse_object(header.get("metadata", "{}"))
-            self.class_names = checked(list[str], metadata.get("class_names"), "class_names")
+            self.class_names = check_value(list[str], metadata.get("class_names"), "class_names")
             self.normalisation = {
-                name: checked(list[float], metadata.get(name), name) for name in ("mean", "std")
+                name: check_value(list[float], metadata.get(name), name) for name in ("mean", "std")
             }
             kinds = {"problem_type": ProblemType, "target_mean": float, "target_std": float}
             self.targets = {
-                name: checked(kind, metadata.get(name), name) for name, kind in kinds.items()
+                name: check_value(kind, metadata.get(name), name) for name, kind in kinds.items()
             }
 
     def read(self) -> State:

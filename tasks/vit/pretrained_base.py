@@ -1,15 +1,15 @@
 """What pretrained image models have in common."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any
 
-from modules.models.vit import ViTConfig
+from modules.config import require
+from modules.models.images import ImageConfig
+from modules.pretrained.weights import CLASSIFIERS
 from tasks.checkpoints.weights import State
 from tasks.errors import usage_errors
+from tasks.options import Options
 from tasks.problems import external_targets
 
 
@@ -17,18 +17,21 @@ class Pretrained(ABC):
     """Weights that an option names, and what is known about their model.
 
     Args:
-        source, option: As of `find_model`.
+        source, option: See `find_model`.
 
     Attributes:
         is_described: Whether all of `config` is known; otherwise options must say what shapes do
             not tell.
+        new_parts: Beginnings of names of weights that may be missing, or of another shape.
         class_names: Class of each row of the classifier; None: not known.
         titles: Unique readable names of the classes; None: as `class_names`.
         normalisation: `mean` and `std`, each with a number for each channel; {}: not known.
         targets: The metadata of `tasks.problems.external_targets`.
+        data: Options `--data` of its training; {}: not known.
     """
 
     is_described = True
+    new_parts: tuple[str, ...] = CLASSIFIERS
     class_names: list[str] | None = None
     titles: list[str] | None = None
     normalisation: dict[str, list[float]]
@@ -37,10 +40,11 @@ class Pretrained(ABC):
         self.source = source
         self.option = option
         self.normalisation = {}
+        self.data: Options = {}
         self.targets = external_targets("single_label_classification")
 
     @abstractmethod
-    def config(self) -> ViTConfig:
+    def config(self) -> ImageConfig:
         """Returns the config of the model; `num_classes` is null if there is no classifier."""
 
     @abstractmethod
@@ -48,7 +52,7 @@ class Pretrained(ABC):
         """Returns the weights under their own names."""
 
     @abstractmethod
-    def convert(self, state: State, config: ViTConfig) -> State:
+    def convert(self, state: State, config: ImageConfig) -> State:
         """As `weights`, from what `read` returned; raises `ValueError` if they do not fit."""
 
     @cached_property
@@ -56,14 +60,23 @@ class Pretrained(ABC):
         """What `read` returned."""
         return self.read()
 
-    def weights(self, config: ViTConfig) -> State:
-        """Returns weights under our names, positions resized to the image size of `config`.
+    def weights(self, config: ImageConfig) -> State:
+        """Returns weights under our names, positions resized to the sizes of `config`.
 
         A classifier for another number of classes is left out. Raises `UsageError` if they do not
         fit `config`, `DataError` if they cannot be downloaded or are damaged.
         """
+        saved = self.config()
+        with self.errors(" does not fit the network"):
+            require(
+                saved.architecture == config.architecture,
+                f"architecture is {saved.architecture}, but that of the network is "
+                f"{config.architecture}.",
+            )
         state = self.state
         with self.errors(" does not fit the network"):
+            if config.stack.order == "mixer":
+                check_grid(saved, config)
             return self.convert(state, config)
 
     def errors(self, what: str = "") -> AbstractContextManager[None]:
@@ -71,14 +84,13 @@ class Pretrained(ABC):
         return usage_errors(f"{self.option} {self.source}{what}")
 
 
-def distinct(names: Sequence[str], marks: Sequence[Any]) -> list[str]:
-    """Returns names of classes, with its mark appended to each repeated name.
-
-    >>> distinct(["cat", "crane", "crane"], [0, 1, 2])
-    ['cat', 'crane (1)', 'crane (2)']
-    """
-    counts = Counter(names)  # two classes of ImageNet are called crane
-    return [
-        name if counts[name] == 1 else f"{name} ({mark})"
-        for name, mark in zip(names, marks, strict=True)
-    ]
+def check_grid(saved: ImageConfig, config: ImageConfig) -> None:
+    """Raises `ValueError` unless a Mixer has as many patches as before."""
+    had, wanted = ("x".join(map(str, one.grid)) for one in (saved, config))
+    require(
+        had == wanted,
+        f"a Mixer mixes the {had} patches that it was trained with, but "
+        f"--model.net.image_size {config.image_size} and --model.net.patch_size "
+        f"{config.patch_size} make {wanted}: give images of {saved.image_size} pixels, or patches "
+        "larger by as much as the images.",
+    )

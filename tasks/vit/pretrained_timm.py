@@ -10,21 +10,17 @@ import torch
 from datamodules.sources import ProblemType
 from datamodules.utils.files import read_object
 from modules.config import StackConfig, require
+from modules.models.images import ImageConfig
 from modules.models.vit import ViTConfig
-from modules.pretrained.timm import (
-    ARGUMENTS,
-    config_from_timm_model,
-    config_from_timm_state,
-)
-from modules.pretrained.vit import TIMM
+from modules.pretrained.images import conversion, timm_conversion
 from modules.pretrained.weights import build_on_meta
-from modules.schema import checked
-from tasks.checkpoints.pretrained import downloading
+from modules.schema import check_value
+from tasks.checkpoints.pretrained import distinct, downloading
 from tasks.checkpoints.weights import State, read_weights
 from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat
 from tasks.problems import external_targets
-from tasks.vit.pretrained_base import Pretrained, distinct
+from tasks.vit.pretrained_base import Pretrained
 
 
 class TimmModel(Pretrained):
@@ -35,13 +31,13 @@ class TimmModel(Pretrained):
         with torch.device("meta"):
             model = timm_model(source)
         with self.errors():
-            self.base = config_from_timm_model(model)
-        self.prefix_positions = not model.no_embed_class
+            self.base = timm_conversion(model).from_model(model)
+        self.layout = layout_of(model)
         self.class_names, self.titles = imagenet_classes(model.num_classes)
         cfg = model.pretrained_cfg
         self.normalisation = {name: list(cfg[name]) for name in ("mean", "std")}
 
-    def config(self) -> ViTConfig:
+    def config(self) -> ImageConfig:
         return self.base
 
     def read(self) -> State:
@@ -50,8 +46,8 @@ class TimmModel(Pretrained):
         with downloading(self.source, advice):
             return timm_model(self.source, pretrained=True).state_dict()
 
-    def convert(self, state: State, config: ViTConfig) -> State:
-        return TIMM.weights_from_external(state, config, self.prefix_positions)
+    def convert(self, state: State, config: ImageConfig) -> State:
+        return conversion(config).family.weights_from_external(state, config, **self.layout)
 
 
 class TimmFiles(Pretrained):
@@ -69,8 +65,8 @@ class TimmFiles(Pretrained):
         super().__init__(source, option)
         self.files = files
         self.name = files[0].stem.partition(".")[0]
-        self.base: ViTConfig | None = None
-        self.prefix_positions: bool | None = None
+        self.base: ImageConfig | None = None
+        self.layout: dict[str, Any] = {}
         file = files[0].with_name("config.json")
         settings: Options = {}
         if file.exists():
@@ -87,39 +83,42 @@ class TimmFiles(Pretrained):
 
     def read_classes(self, settings: Options) -> None:
         """Reads classes and normalisation; raises `ValueError` if an entry is of another type."""
-        checked(Options | None, settings.get("model_args"), "model_args")
-        cfg = checked(Options, settings.get("pretrained_cfg", settings), "pretrained_cfg")
+        check_value(Options | None, settings.get("model_args"), "model_args")
+        cfg = check_value(Options, settings.get("pretrained_cfg", settings), "pretrained_cfg")
         cfg = cfg | settings  # entries of the outer level win
         if cfg.get("mean") and cfg.get("std"):
             self.normalisation = {
-                name: checked(list[float], cfg[name], name) for name in ("mean", "std")
+                name: check_value(list[float], cfg[name], name) for name in ("mean", "std")
             }
-        kind = checked(ProblemType | None, settings.get("problem_type"), "problem_type")
+        kind = check_value(ProblemType | None, settings.get("problem_type"), "problem_type")
         self.targets = external_targets(kind or "single_label_classification")
-        names = checked(list[str] | Options | None, cfg.get("label_names"), "label_names")
+        names = check_value(list[str] | Options | None, cfg.get("label_names"), "label_names")
         if isinstance(names, list):
-            words = checked(Options | None, cfg.get("label_descriptions"), "label_descriptions")
+            words = check_value(Options | None, cfg.get("label_descriptions"), "label_descriptions")
             self.class_names = names
             self.titles = distinct([str((words or {}).get(name, name)) for name in names], names)
         else:
-            count = checked(int | None, cfg.get("num_classes"), "num_classes")
+            count = check_value(int | None, cfg.get("num_classes"), "num_classes")
             self.class_names, self.titles = imagenet_classes(count)
 
     def find_base(self, settings: Options) -> None:
-        """Sets `base` and `prefix_positions` if the model is known; `UsageError` as of timm."""
+        """Sets `base` and `prefix_positions` if the model is known; `UsageError` as in timm."""
         import timm
 
         name = str(settings.get("architecture", self.name))
         arguments = settings.get("model_args") or {}
         differ = timm.is_model(self.name) and name != self.name
-        if not timm.is_model(name) or differ or not arguments.keys() <= ARGUMENTS:
+        if not timm.is_model(name) or differ:
             return
         with self.errors():
-            StackConfig(depth=checked(int, arguments.get("depth", 1), "depth"))
+            plain = timm_conversion(build_on_meta(lambda: timm_model(name)))
+            if not arguments.keys() <= set(plain.known_arguments):
+                return
+            StackConfig(depth=check_value(int, arguments.get("depth", 1), "depth"))
             model = build_on_meta(lambda: timm_model(name, **arguments))
             if settings.get("global_pool", model.global_pool) == model.global_pool:
-                self.base = config_from_timm_model(model)
-                self.prefix_positions = not model.no_embed_class
+                self.base = plain.from_model(model)
+                self.layout = layout_of(model)
                 self.name = name
 
     def read(self) -> State:
@@ -128,19 +127,25 @@ class TimmFiles(Pretrained):
             state |= read_weights(str(file), self.option)
         return state
 
-    def config(self) -> ViTConfig:
+    def config(self) -> ImageConfig:
         base = self.base or ViTConfig(pool="mean", stack=StackConfig(heads=1))
         with self.errors():
-            config = config_from_timm_state(self.state, base, self.prefix_positions)
+            config: ImageConfig = conversion(base).from_state(self.state, base, **self.layout)
             if self.base is not None:
                 check_timm_sizes(self.name, config, self.base)
         return config
 
-    def convert(self, state: State, config: ViTConfig) -> State:
-        return TIMM.weights_from_external(state, config, self.prefix_positions)
+    def convert(self, state: State, config: ImageConfig) -> State:
+        return conversion(config).family.weights_from_external(state, config, **self.layout)
 
 
-def check_timm_sizes(model: str, config: ViTConfig, model_config: ViTConfig) -> None:
+def layout_of(model: Any) -> dict[str, Any]:
+    """Returns what the shapes of a timm model's weights do not tell, as arguments of its family."""
+    is_vit = hasattr(model, "no_embed_class")
+    return {"prefix_positions": not model.no_embed_class} if is_vit else {}
+
+
+def check_timm_sizes(model: str, config: ImageConfig, model_config: ImageConfig) -> None:
     """Raises `ValueError` if weights do not have the sizes of a timm model."""
     free_sizes = {name: getattr(config, name) for name in ("image_size", "channels", "num_classes")}
     expected = flat(asdict(replace(model_config, **free_sizes)))
@@ -173,7 +178,8 @@ def timm_model(source: str, pretrained: bool = False, **arguments: Any) -> Any:
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        raise UsageError(unknown_name(name, timm.list_models("vit_*"), "timm model"))
+        names = timm.list_models(["vit_*", "swin_*", "swinv2_*"])
+        raise UsageError(unknown_name(name, names, "timm model"))
     known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if "." in name and name not in known:
         raise UsageError(unknown_name(name, known, "timm model"))

@@ -2,71 +2,98 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from datamodules.images import ImageData
-from datamodules.vision.augment import Augment, AugmentConfig, normalise
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from datamodules.vision.views import ViewsName, average_over_views
+from modules.models.images import ImageNet, architecture_of, build_image_net, has_full_attention
+from modules.models.swin import SWIN_PRESETS, SwinConfig
+from modules.models.vit import VIT_PRESETS, ViTConfig
 from tasks.base import Batch, StepOutput
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.distributed.predicting import predicts_all
+from tasks.errors import UsageError, usage_errors
 from tasks.predictions import PredictionFile
-from tasks.tracking.media import Picture, Table, rendered
+from tasks.tracking.media import Picture, Table, render_picture
+from tasks.training.distillation import TeacherConfig
 from tasks.vit.attend import draw, rollout
+from tasks.vit.image_task import ImageTask
+
+if TYPE_CHECKING:
+    from tasks.vit.teacher import ImageTeacher
 
 MAX_ROLLOUTS = 6  # images with attention that an evaluation logs
 MAX_MISTAKES = 32  # misclassified images that an evaluation logs
 
 
-class ViTTask(ClassifierTask):
+class ViTTask(ImageTask, ClassifierTask):
     """Image classification with a Vision Transformer (Dosovitskiy 2021).
 
     Args:
         net: The network. Null numbers of classes and channels come from the data.
-        augment: Random augmentation of training images.
-        pretrained: Weights to start from: a checkpoint or run folder; `timm/<model name>`,
-            downloaded by timm; `hf/<model>` of the Hugging Face hub; a folder of Hugging Face's or
-            timm's layout; a .safetensors or .pth file of timm's weights that is named after the
-            model or has a config.json beside it; or a .safetensors file that `export` wrote; null:
-            random weights.
-        kwargs: As of `ClassifierTask`.
+        pretrained: Weights to start from: a checkpoint or run folder, also of `tasks.mae`;
+            `timm/<model name>`, downloaded by timm; `hf/<model>` of the Hugging Face hub; a folder
+            of Hugging Face's or timm's layout; a .safetensors or .pth file of timm's weights that
+            is named after the model or has a config.json beside it; or a .safetensors file that
+            `export` wrote; null: random weights.
+        teacher: A trained model to learn from, besides the labels.
+        tta: Views over which logits are averaged after training: the image alone, also mirrored, or
+            ten crops of it.
+        kwargs: See `ImageTask` and `ClassifierTask`.
     """
 
     name = "vit"
     dataset_metadata = ("class_names", "mean", "std")
+    teacher: "ImageTeacher | None"
 
     def __init__(
         self,
         net: ViTConfig = replace(VIT_PRESETS["tiny"], channels=None, num_classes=None),
-        augment: AugmentConfig = AugmentConfig(),
         pretrained: str | None = None,
+        teacher: TeacherConfig = TeacherConfig(),
+        tta: ViewsName = "none",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.net_config = net
+        self.refused_commands = () if has_full_attention(net) else ("look",)
         self.pretrained = pretrained
-        self.augment = Augment(augment)
+        self.teacher_config = teacher
+        self.tta = tta
         self.collected: dict[str, Picture] = {}
         self.mistakes: list[tuple[Any, ...]] = []
+
+    @classmethod
+    def for_network(cls, net: Mapping[str, Any]) -> type["ViTTask"]:
+        with usage_errors():
+            return TASKS[architecture_of(net)]
 
     @staticmethod
     def check_options(
         options: Any, on_command_line: Collection[str], given: Collection[str]
     ) -> None:
-        """Refuses a file of weights whose architecture is not known, unless options describe it."""
+        """Refuses a file of weights whose architecture is not known, unless options describe it.
+
+        Also `--look_every` for a network without attention between all tokens.
+        """
+        if options.get("look_every") is not None and not has_full_attention(options.model.net):
+            raise UsageError(
+                "--look_every: the network has no attention between all tokens, as it is a Swin or "
+                'its stack.order is "mixer": leave it out'
+            )
         if options.model.pretrained is not None:
             from tasks.vit.architectures import check_described
 
             check_described(options.model.pretrained, given)
 
-    def build(self, metadata: Mapping[str, Any]) -> ViT:
+    def build(self, metadata: Mapping[str, Any]) -> ImageNet:
         sizes = {"num_classes": len(metadata["class_names"]), "channels": metadata["channels"]}
-        net = ViT(fill_config(self.net_config, sizes))
+        net = build_image_net(fill_config(self.net_config, sizes))
         if self.pretrained is not None:
             from tasks.vit.architectures import load_pretrained
 
@@ -79,13 +106,31 @@ class ViTTask(ClassifierTask):
         if training:
             pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
             pixels, targets = self.augment.mix(pixels, self.problem.dense(labels))
-            logits = self.net(pixels)
-            loss = self.training_loss(logits, targets)
+            logits, loss = self.learn(pixels, targets)
         else:
-            logits = self.net(self.normalised(batch["image"]))
+            trains = self.trainer.state.fn == "fit"
+            logits = self.logits(batch, "none" if trains else self.tta)
             loss = self.problem.loss(logits, labels)
         predictions = self.problem.predictions(logits)
         return StepOutput(loss, len(labels), predictions, self.problem.metric_targets(labels))
+
+    def learn(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits (B, K) and the training loss () of normalised pixels (B, C, H, W).
+
+        With a teacher, a network with a distillation head learns from it with that head alone.
+        """
+        if self.teacher is None:
+            logits = self.net(pixels)
+            return logits, self.training_loss(logits, targets)
+        heads = self.net(pixels, each_head=True)  # (heads, B, K)
+        loss = self.training_loss(heads[0], targets)
+        loss = self.teacher_config.add(loss, heads[-1], self.teacher.logits(pixels))
+        return heads.mean(0), loss
+
+    def load_teacher(self, source: str) -> "ImageTeacher":
+        from tasks.vit.teacher import load_teacher
+
+        return load_teacher(source, self.metadata)
 
     def reset_media(self) -> None:
         super().reset_media()
@@ -114,9 +159,10 @@ class ViTTask(ClassifierTask):
                 f"label: {label}" + f"\nprediction: {guess}" * (label != guess)
                 for label, guess in names[:MAX_ROLLOUTS]
             ]
-            self.collected["attention"] = rendered(
-                lambda file: draw(first, attention, titles, file)
-            )
+            if attention is not None:
+                self.collected["attention"] = render_picture(
+                    lambda file: draw(first, attention, titles, file)
+                )
         wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
         for i in wrong[: MAX_MISTAKES - len(self.mistakes)].tolist():
             self.mistakes.append((images[i].clone().cpu(), *names[i], float(confidence[i])))
@@ -128,13 +174,13 @@ class ViTTask(ClassifierTask):
             media["misclassified"] = Table(columns, self.mistakes)
         return media
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Normalises uint8 images (B, C, H, W) with the mean and std of the training data."""
-        return normalise(images, self.metadata["mean"], self.metadata["std"])
+    def logits(self, batch: Batch, views: ViewsName) -> Tensor:
+        """Returns the mean of the logits (B, K) over views of the images."""
+        return average_over_views(self.net, self.normalised(batch["image"]), views)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[list[str], Tensor]:
         """Returns paths and predictions (B, K)."""
-        logits = self.net(self.normalised(batch["image"]))
+        logits = self.logits(batch, self.tta)
         return batch["path"], self.problem.predictions(logits)
 
     def write_predictions(
@@ -150,3 +196,22 @@ class ViTTask(ClassifierTask):
         if len(paths) == 1:
             print(predictions[0].line(file.top_k))
         self.save_predictions(file, paths, predictions, sorted(bad))
+
+
+class SwinTask(ViTTask):
+    """Image classification with a Swin Transformer (Liu 2021, Liu 2022).
+
+    Args:
+        net: The network. Null numbers of classes and channels come from the data.
+        kwargs: See `ViTTask`.
+    """
+
+    def __init__(
+        self,
+        net: SwinConfig = replace(SWIN_PRESETS["swin_tiny"], channels=None, num_classes=None),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(net=net, **kwargs)  # type: ignore[arg-type]
+
+
+TASKS: dict[str, type[ViTTask]] = {"vit": ViTTask, "swin": SwinTask}  # by architecture

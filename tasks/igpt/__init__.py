@@ -1,0 +1,1 @@
+"""Image GPT: images as sequences of pixels, generated, completed, and probed."""

@@ -1,0 +1,190 @@
+"""`python -m tasks.igpt probe`: how well the features of each layer tell classes apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from datamodules.pixels import PixelData
+from datamodules.utils.batching import epoch_permutation
+from datamodules.utils.files import replacing
+from datamodules.utils.progress import progress_bar
+from modules.activations import recorded
+from modules.models.gpt import Decoder
+from tasks.checkpoints.exporting import made_parents
+from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
+from tasks.errors import UsageError
+from tasks.igpt.architectures import PixelModel, from_checkpoint
+from tasks.inference import DeviceName, on_device
+from tasks.options import build_from_options, merge_options
+from tasks.probing.classifiers import STRENGTHS, Labelled, accuracy, fit_linear
+from tasks.tracking.csv_files import write_csv
+from tasks.tracking.report import write_png
+
+BATCH = 64  # images at a time
+SPLITS = ("train", "val", "test")
+
+
+class LayerAccuracy(NamedTuple):
+    """Accuracies of the linear probe of a layer; layer 0 is the embedding.
+
+    Args:
+        layer: Blocks before it.
+        l2: Strength of the probe's L2, that of the lowest `val_loss`.
+        val_loss: Cross-entropy of the validation images. It decides, because their accuracy tells
+            little if they are few.
+        val: Accuracy on the validation images.
+        test: Accuracy on the test images.
+    """
+
+    layer: int
+    l2: float
+    val_loss: float
+    val: float
+    test: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeOptions:
+    """Classify images by logistic regression on the features of each layer (Chen 2020, 2.3).
+
+    Args:
+        ckpt_path: Checkpoint that `fit` wrote, or its run folder.
+        path: File or folder with labelled images, as `--data.path` of `fit`; null: the images of
+            the training.
+        limit: Training images at most, chosen at random.
+        device: Where to compute the features; auto: on a GPU if there is one.
+        output: Folder for probe.csv and probe.png; null: beside the folder of the checkpoint.
+    """
+
+    ckpt_path: str
+    path: str | None = None
+    limit: int = 10_000
+    device: DeviceName = "auto"
+    output: str | None = None
+
+
+def probe(options: ProbeOptions) -> None:
+    """Classify images by the features of each layer, by logistic regression."""
+    if options.limit < 1:
+        raise UsageError(f"--limit {options.limit} must be at least 1")
+    checkpoint = read_checkpoint(options.ckpt_path, "igpt")
+    model = from_checkpoint(checkpoint)
+    saved = merge_options(checkpoint[KEY]["config"]["data"], {"palette": None})
+    given = {} if options.path is None else {"path": options.path, "source": None}
+    data = build_from_options(PixelData, saved, given)
+    data.set_metadata({**model.metadata, **(class_metadata(data) if given else {})})
+    data.prepare_data()
+    if data.metadata()["problem_type"] != "single_label_classification":
+        raise UsageError("probe needs images with one class each: name others with --path")
+    model = model._replace(net=on_device(model.net, options.device))
+    found = probe_layers(model, data, options.limit)
+    print(f"{'layer':>5}{'validation loss':>17}{'accuracy':>10}{'test accuracy':>15}")
+    for one in found:
+        print(f"{one.layer:>5}{one.val_loss:>17.4f}{one.val:>10.4f}{one.test:>15.4f}")
+    best = min(found, key=lambda one: one.val_loss)
+    print(f"lowest validation loss: layer {best.layer}, test accuracy {best.test:.4f}")
+    beside = Path(best_checkpoint(options.ckpt_path)).resolve().parent.parent
+    folder = beside if options.output is None else Path(options.output)
+    with made_parents(folder / "probe.csv"):
+        columns = [list(column) for column in zip(*found, strict=True)]
+        write_csv(folder / "probe.csv", LayerAccuracy._fields, columns)
+        with replacing(folder / "probe.png") as partial, partial.open("wb") as file:
+            draw(found, file)
+    print(f"wrote {folder / 'probe.csv'} and probe.png")
+
+
+def class_metadata(data: PixelData) -> dict[str, object]:
+    """Returns the classes of other images than those of the training."""
+    names = data.source.checked_class_names()
+    return {"class_names": names, "num_classes": len(names)}
+
+
+def probe_layers(model: PixelModel, data: PixelData, limit: int) -> list[LayerAccuracy]:
+    """Returns the accuracies of all layers."""
+    classes = len(data.metadata()["class_names"])
+    indices = {split: [*range(len(data.dataset(split)))] for split in SPLITS}
+    order = epoch_permutation(len(indices["train"]), seed=0, epoch=0)
+    indices["train"] = order[:limit].sort().values.tolist()
+    with progress_bar("features", sum(map(len, indices.values()))) as advance:
+        train, val, test = (
+            all_features(model, data, split, indices[split], advance) for split in SPLITS
+        )
+    found = []
+    with progress_bar("classifiers", len(train)) as advance:
+        for layer in range(len(train)):
+            best: LayerAccuracy | None = None
+            start = None
+            for strength in STRENGTHS:  # each starts from the last, which is faster
+                start = fit_linear(train[layer], classes, strength, start)
+                logits = start(val[layer].features)  # (S, K)
+                loss = float(F.cross_entropy(logits, val[layer].labels))
+                if best is None or loss < best.val_loss:
+                    reached = accuracy(start(test[layer].features), test[layer].labels)
+                    correct = accuracy(logits, val[layer].labels)
+                    best = LayerAccuracy(layer, strength, loss, correct, reached)
+            assert best is not None
+            found.append(best)
+            advance(1)
+    return found
+
+
+def all_features(
+    model: PixelModel,
+    data: PixelData,
+    split: str,
+    indices: list[int],
+    advance: Callable[[int], object],
+) -> list[Labelled]:
+    """Returns features and classes of some images of a split, for each layer."""
+    dataset = data.dataset(split)
+    device = next(model.net.parameters()).device
+    parts = []
+    labels = []
+    for start in range(0, len(indices), BATCH):
+        batch = dataset[indices[start : start + BATCH]]
+        tokens = model.palette.encode(batch["image"].to(device))
+        parts.append(layer_features(model.net, model.inputs(tokens)).cpu())
+        labels.append(batch["label"])
+        advance(len(batch["label"]))
+    features = torch.cat(parts, 1)  # (L + 1, S, E)
+    return [Labelled(one, torch.cat(labels)) for one in features]
+
+
+@torch.no_grad()
+def layer_features(net: Decoder, tokens: Tensor) -> Tensor:
+    """Means over all tokens (B, N) of what each block adds to, after the norm that reads it.
+
+    Returns (L + 1, B, E), float32: of the embedding, and of the output of each of the L blocks.
+    """
+    blocks = list(net.stack.blocks)
+    names = ["embedding", *[f"blocks.{i}" for i in range(len(blocks))]]
+    with recorded(net, *names) as found:
+        net(tokens)
+    is_normed = net.config.stack.order == "post"  # already
+    norms = [*[block.norm1 for block in blocks], net.stack.norm]
+    means = []
+    for name, norm in zip(names, norms, strict=True):
+        read: nn.Module = nn.Identity() if is_normed else norm  # type: ignore[assignment]
+        means.append(read(found[name]).float().mean(1))  # (B, N, E) -> (B, E)
+    return torch.stack(means)
+
+
+def draw(found: list[LayerAccuracy], file: BinaryIO) -> None:
+    """Writes the curve of accuracies as PNG."""
+    import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(6, 4), dpi=100, layout="constrained")
+    axis = figure.add_subplot()
+    layers = [one.layer for one in found]
+    axis.plot(layers, [one.test for one in found], marker="o", label="test")
+    axis.plot(layers, [one.val for one in found], marker=".", linestyle="--", label="validation")
+    axis.set(xlabel="layer (0: embedding)", ylabel="accuracy of the linear probe")
+    axis.set_xticks(layers[:: max(1, len(layers) // 12)])
+    axis.grid(alpha=0.3)
+    axis.legend()
+    write_png(figure, file)

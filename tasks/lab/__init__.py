@@ -1,0 +1,1 @@
+"""The laboratory: grids of runs, compared over seeds."""

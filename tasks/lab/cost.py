@@ -1,0 +1,126 @@
+"""What an optimizer step costs, and whether a command line can run at all."""
+
+import math
+import shlex
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import islice
+from typing import Any
+
+from tasks.errors import RunError, UsageError
+
+BATCHES = 32  # whose tokens are counted: texts vary in length
+COMPUTED_BATCHES = 4  # of them, whose FLOPs are counted
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of an optimizer step, and what else building the network has told.
+
+    Args:
+        tokens: Mean over the first batches, with padding; of pairs both sides, of images patches.
+        flops: Mean, forward and backward, as `torch.utils.flop_counter` counts.
+        parameters: Of the network.
+        metrics: Names of what training and validation log.
+    """
+
+    tokens: float
+    flops: float
+    parameters: int
+    metrics: list[str]
+
+
+def check_fit(task: str, arguments: list[str], where: str) -> StepCost:
+    """The cost of a step of `fit`; raises `UsageError`, which says where, if it cannot run."""
+    try:
+        with redirect_stdout(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself shows them
+            return step_cost(task, arguments)
+    except (UsageError, RunError) as error:
+        raise UsageError(f"{where}: {error}") from error
+    except SystemExit as stop:  # of an option such as --help
+        raise UsageError(f"{where}: {shlex.join(arguments)} is no training") from stop
+
+
+def check_names(task: str, arguments: list[str], where: str) -> None:
+    """Refuses options that do not exist, or whose values are of another type."""
+    from tasks.cli.lazy_imports import import_lightning
+
+    import_lightning()
+    from tasks.cli.lightning_cli import TaskCLI
+    from tasks.tessera.command import app
+
+    class Parsed(TaskCLI):
+        """Parses the options, and builds nothing."""
+
+        def instantiate_classes(self) -> None:
+            """Does nothing."""
+
+    try:
+        Parsed(app(task), "fit", list(arguments))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+
+
+def step_cost(task: str, arguments: list[str]) -> StepCost:
+    """Builds the network of a `fit`, and counts what its first batches cost."""
+    from tasks.cli.lazy_imports import import_lightning
+
+    import_lightning()
+    from tasks.cli.lightning_cli import TaskCLI
+    from tasks.tessera.command import app
+
+    cli: Any = TaskCLI(app(task), "fit", list(arguments))
+    data, model, trainer = cli.datamodule, cli.model, cli.trainer
+    trainer.datamodule = data
+    data.trainer = model.trainer = trainer
+    data.prepare_data()
+    data.setup("fit")
+    model.configure_model()
+    model.configure_optimizers()  # refuses a schedule that needs to know its end
+    model.train()
+    loader = iter(data.train_dataloader())
+    batches = [next(loader)]
+    if "image" not in batches[0]:  # all images have equally many patches
+        batches += islice(loader, BATCHES - 1)
+    tokens = [tokens_of(batch, model.net) for batch in batches]
+    computed = [data.on_before_batch_transfer(one, 0) for one in batches[:COMPUTED_BATCHES]]
+    flops_per_token = sum(flops_of(model, batch) for batch in computed) / sum(
+        tokens[: len(computed)]
+    )
+    step_tokens = sum(tokens) / len(tokens) * trainer.accumulate_grad_batches
+    return StepCost(
+        tokens=step_tokens,
+        flops=step_tokens * flops_per_token,
+        parameters=sum(parameter.numel() for parameter in model.net.parameters()),
+        metrics=model.logged_metrics(),
+    )
+
+
+def tokens_of(batch: Mapping[str, Any], net: Any) -> int:
+    """Positions of a batch that the network computes: token ids, or the patches of images."""
+    if "image" in batch:
+        config = net.config
+        return len(batch["image"]) * (config.image_size // config.patch_size) ** 2
+    return sum(batch[name].numel() for name in ("source", "tokens") if name in batch)
+
+
+def flops_of(model: Any, batch: Mapping[str, Any]) -> int:
+    """FLOPs of a training step on a batch, forward and backward."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from modules.kernels.cpu import HAS_ONEDNN
+
+    def linear_flops(a: Any, b: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+        return int(2 * math.prod(a) * b[0])  # (M, K), (N, K)
+
+    unknown_to_torch = {torch.ops.mkldnn._linear_pointwise: linear_flops} if HAS_ONEDNN else {}
+    counter = FlopCounterMode(display=False, custom_mapping=unknown_to_torch)
+    with sdpa_kernel(SDPBackend.MATH), counter:  # other kernels of a CPU are not counted
+        model.step(batch, training=True).loss.backward()
+    return int(counter.get_total_flops())

@@ -1,0 +1,221 @@
+"""The runs of a laboratory: their commands, and what they will cost."""
+
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datamodules.utils.files import write_text
+from tasks.cli.app import program
+from tasks.errors import RunError, UsageError
+from tasks.lab.cost import StepCost, check_fit, check_names
+from tasks.lab.spec import Lab, option_words
+
+PLAN = "plan.json"
+BEFORE = "before"  # folder of the run before the grid, and its name in braces
+
+
+@dataclass
+class Run:
+    """A setting with one seed.
+
+    Args:
+        name: Of its folder.
+        task: As in `python -m tasks.TASK`.
+        values: Name of its value on each axis.
+        seed: Of the run.
+        arguments: Of the task's command line, `fit` first.
+        evaluations: Arguments of the tests after training, by name.
+        steps: Planned optimizer steps; None if the time or its options end it.
+        step_tokens: Tokens, with padding, or patches of a step.
+        step_flops: FLOPs of a step, forward and backward.
+        parameters: Of the network.
+    """
+
+    name: str
+    task: str
+    values: dict[str, Any]
+    seed: int
+    arguments: list[str]
+    evaluations: dict[str, list[str]] = field(default_factory=dict)
+    steps: int | None = None
+    step_tokens: float = 0
+    step_flops: float = 0
+    parameters: int = 0
+
+    @property
+    def command(self) -> str:
+        return f"{program(self.task)} {shlex.join(self.arguments)}"
+
+    @property
+    def test_commands(self) -> list[str]:
+        """Of the evaluations."""
+        return [f"{program(self.task)} {shlex.join(one)}" for one in self.evaluations.values()]
+
+
+@dataclass
+class Plan:
+    """What `lab run` runs and `lab report` draws: the lab's file, its runs, the run before them."""
+
+    lab: dict[str, Any]
+    runs: list[Run]
+    before: Run | None = None
+
+
+def make_plan(lab: Lab, folder: Path, configs: list[str]) -> Plan:
+    """All runs, each option checked and each network built once.
+
+    Args:
+        lab: What is varied.
+        folder: Where the runs are kept.
+        configs: Config files to add to each run.
+
+    Raises `UsageError`, which names the setting whose options cannot be used.
+    """
+    more = [word for config in configs for word in ("--config", config)]
+    before = plan_before(lab, folder, more)
+    # Until the run before the grid is there, options that need it cannot be checked.
+    before_folder = folder / "runs" / BEFORE
+    has_before = (before_folder / "summary.json").exists()
+    tests = {}
+    for name, options in lab.evaluations.items():
+        tests[name] = words(options, before_folder, has_before)
+        check_names(lab.task, tests[name], f"{lab.path}: evaluations.{name}")
+    runs = []
+    for setting in lab.settings:
+        where = f"{lab.path}: {setting.name}"
+        given = [*words(setting.options, before_folder, has_before), *more]
+        cost = check_fit(lab.task, [*given, *budget_words(setting.budget)[0]], where)
+        check_metric(lab, cost, where)
+        limit, steps = budget_words(setting.budget, cost)
+        for seed in lab.seeds:
+            name = f"{setting.name},seed={seed}"
+            target = folder / "runs" / name
+            fixed = ["--seed_everything", str(seed), "--run_dir", str(target)]
+            evaluations = {
+                evaluation: evaluation_arguments(target, evaluation, options)
+                for evaluation, options in tests.items()
+            }
+            run = Run(
+                name=name,
+                task=lab.task,
+                values=dict(setting.values),
+                seed=seed,
+                arguments=["fit", *given, *limit, *fixed],
+                evaluations=evaluations,
+                steps=steps,
+                step_tokens=cost.tokens,
+                step_flops=cost.flops,
+                parameters=cost.parameters,
+            )
+            runs.append(run)
+    described = {key: value for key, value in asdict(lab).items() if key != "settings"}
+    return Plan(described, runs, before)
+
+
+def plan_before(lab: Lab, folder: Path, more: list[str]) -> Run | None:
+    """The run before the grid, if there is one."""
+    if lab.before is None:
+        return None
+    given = [*words(lab.before.options, folder, False), *more]
+    cost = check_fit(lab.before_task, given, f"{lab.path}: before")
+    limit: list[str] = []
+    steps = None
+    if lab.before.budget:
+        limit, steps = budget_words(lab.before.budget, cost)
+    return Run(
+        name=BEFORE,
+        task=lab.before_task,
+        values={},
+        seed=0,
+        arguments=["fit", *given, *limit, "--run_dir", str(folder / "runs" / BEFORE)],
+        steps=steps,
+        step_tokens=cost.tokens,
+        step_flops=cost.flops,
+        parameters=cost.parameters,
+    )
+
+
+def words(options: Mapping[str, Any], before_folder: Path, has_before: bool) -> list[str]:
+    """Options as words of a command line; `{before}` is the folder of the run before the grid.
+
+    Options that name it are left out while it does not exist, so that the rest can be checked.
+    """
+    found = []
+    for name, value in options.items():
+        if isinstance(value, str) and f"{{{BEFORE}}}" in value:
+            if not has_before:
+                continue
+            value = value.replace(f"{{{BEFORE}}}", str(before_folder))
+        found += option_words(name, value)
+    return found
+
+
+def budget_words(
+    budget: Mapping[str, float], cost: StepCost | None = None
+) -> tuple[list[str], int | None]:
+    """The options that end a run, and its steps; None if the time ends it.
+
+    Without the cost of a step, a budget of tokens or FLOPs gives a single one.
+    """
+    ((unit, amount),) = budget.items()
+    if unit == "minutes":
+        seconds = max(1, round(amount * 60))
+        limit = f"00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        return ["--trainer.max_time", limit, "--trainer.max_epochs", "-1"], None
+    if unit != "steps":
+        step_amount = math.inf if cost is None else getattr(cost, unit)
+        amount /= step_amount
+    steps = max(1, round(amount))
+    return ["--trainer.max_steps", str(steps), "--trainer.max_epochs", "-1"], steps
+
+
+def evaluation_arguments(run_folder: Path, name: str, options: list[str]) -> list[str]:
+    """The arguments of a test after training; its metrics are in `test_NAME/test.json`."""
+    output = str(run_folder / f"test_{name}")
+    return ["test", "--ckpt_path", str(run_folder), *options, "--output", output]
+
+
+def check_metric(lab: Lab, cost: StepCost, where: str) -> None:
+    """Refuses a metric that no file of a run will hold."""
+    validated = [name for name in cost.metrics if name.startswith("val/")]
+    tested = [name.replace("val/", "test/") for name in validated]
+    if lab.metric.removeprefix("best ") not in (*tested, *cost.metrics):
+        known = ", ".join(dict.fromkeys([*tested, *validated, *cost.metrics]))
+        raise UsageError(
+            f"{lab.path}: metric.name: there is no {lab.metric}: choose from {known} (in {where})"
+        )
+
+
+def save_plan(plan: Plan, folder: Path) -> None:
+    """Writes `plan.json`; refuses a folder whose finished runs have other commands."""
+    if (folder / PLAN).exists():
+        earlier = {run.name: run.arguments for run in all_runs(read_plan(folder))}
+        for run in all_runs(plan):
+            is_kept = (folder / "runs" / run.name / "summary.json").exists()
+            if is_kept and earlier.get(run.name, run.arguments) != run.arguments:
+                raise UsageError(
+                    f"{folder} holds {run.name}, which was run with other options: give --output "
+                    "another folder"
+                )
+    write_text(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a folder that `lab run` made."""
+    try:
+        found = json.loads((folder / PLAN).read_text())
+        before = Run(**found["before"]) if found["before"] else None
+        return Plan(found["lab"], [Run(**run) for run in found["runs"]], before)
+    except FileNotFoundError as error:
+        raise UsageError(f"{folder} holds no laboratory: give a folder of `lab run`") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{folder / PLAN} cannot be read ({error}): run the lab again") from error
+
+
+def all_runs(plan: Plan) -> list[Run]:
+    """With the run before the grid, which is the first."""
+    return plan.runs if plan.before is None else [plan.before, *plan.runs]

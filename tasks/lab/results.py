@@ -1,0 +1,151 @@
+"""What the runs of a laboratory have measured."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datamodules.utils.files import replacing
+from tasks.lab.plan import Plan, Run
+from tasks.lab.spec import option_names
+from tasks.lab.state import error_of, is_finished, run_folder
+from tasks.lab.statistics import Difference, paired_difference
+from tasks.tracking.metrics_csv import read_rows
+
+Point = tuple[Any, ...]  # a setting's value on each axis, then its evaluation if there are any
+
+
+@dataclass
+class Result:
+    """A run, and what it did and measured.
+
+    Args:
+        run: As planned.
+        state: "finished", "failed" or "unfinished".
+        error: Of the training or an evaluation.
+        summary: Of `summary.json`; empty before the end of the training.
+        steps: Optimizer steps that were done.
+        values: The metric by the name of the evaluation ("" if there are none); NaN if missing.
+    """
+
+    run: Run
+    state: str
+    error: str
+    summary: Mapping[str, Any]
+    steps: int
+    values: Mapping[str, float]
+
+    @property
+    def tokens(self) -> float:
+        """Of all steps."""
+        return self.steps * self.run.step_tokens
+
+    @property
+    def flops(self) -> float:
+        """Of all steps."""
+        return self.steps * self.run.step_flops
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a file; empty if there is none."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
+
+
+def read_results(folder: Path, plan: Plan) -> list[Result]:
+    """What is there, also of a lab that is not finished."""
+    return [read_result(folder, run, plan.lab["metric"]) for run in plan.runs]
+
+
+def read_result(folder: Path, run: Run, metric: str) -> Result:
+    target = run_folder(folder, run)
+    summary = read_json(target / "summary.json")
+    rows = read_rows(target / "metrics.csv")
+    last_step = max((int(row["step"]) for row in rows), default=0)
+    error = error_of(folder, run)
+    if error:
+        state = "failed"
+    else:
+        state = "finished" if is_finished(folder, run) else "unfinished"
+    values = {"": math.nan}
+    if run.evaluations:
+        tests = {name: read_json(target / f"test_{name}" / "test.json") for name in run.evaluations}
+        values = {name: float(test.get(metric, math.nan)) for name, test in tests.items()}
+    elif isinstance(summary.get(metric), int | float):
+        values[""] = float(summary[metric])
+    elif summary:
+        logged = [float(row[metric]) for row in rows if metric in row]
+        values[""] = logged[-1] if logged else math.nan
+    return Result(run, state, error, summary, summary.get("steps", last_step), values)
+
+
+def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
+    """Writes `runs.csv`, a row for each run."""
+    metric = plan.lab["metric"]
+    tested = sorted({name for one in results for name in one.summary if "test/" in name})
+    rows = []
+    for one in results:
+        run = one.run
+        names = option_names(run.values)
+        row: dict[str, Any] = dict(zip(names, run.values.values(), strict=True))
+        row |= {"seed": run.seed, "state": one.state}
+        row |= {f"{metric} {name}".strip(): value for name, value in one.values.items()}
+        row |= {name: one.summary.get(name) for name in tested if name not in row}
+        row |= {
+            "steps": one.steps,
+            "tokens": round(one.tokens),
+            "parameters": one.summary.get("parameters", run.parameters),
+            "flops": round(one.flops),
+            "seconds": one.summary.get("seconds"),
+            "threads": one.summary.get("processor", {}).get("threads"),
+            "error": one.error,
+            "command": run.command,
+            "tests": "; ".join(run.test_commands),
+        }
+        rows.append(row)
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    with replacing(folder / "runs.csv") as partial, open(partial, "w", newline="") as file:
+        writer = csv.DictWriter(file, header, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def axes_of(plan: Plan) -> dict[str, list[Any]]:
+    """Names of the values of each axis, those of the evaluations last."""
+    axes: dict[str, list[Any]] = dict(plan.lab["axes"])
+    if plan.lab["evaluations"]:
+        axes["evaluation"] = list(plan.lab["evaluations"])
+    return axes
+
+
+def metric_by_point(results: list[Result]) -> dict[Point, dict[int, float]]:
+    """The metric by seed, for each setting and evaluation; only numbers that are finite."""
+    points: dict[Point, dict[int, float]] = {}
+    for one in results:
+        for evaluation, value in one.values.items():
+            point = (*one.run.values.values(), *([evaluation] if evaluation else []))
+            by_seed = points.setdefault(point, {})
+            if math.isfinite(value):
+                by_seed[one.run.seed] = value
+    return points
+
+
+def differences(
+    plan: Plan, points: Mapping[Point, Mapping[int, float]]
+) -> list[tuple[Point, Any, Difference]]:
+    """For each point and axis to compare along: the value it is compared with, and the outcome."""
+    found = []
+    names = list(axes_of(plan))
+    for axis, base in plan.lab["compare"].items():
+        index = names.index(axis)
+        for point, by_seed in points.items():
+            if point[index] != base:
+                other = (*point[:index], base, *point[index + 1 :])
+                outcome = paired_difference(by_seed, points.get(other, {}), plan.lab["goal"])
+                found.append((point, base, outcome))
+    return found

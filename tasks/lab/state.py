@@ -1,0 +1,67 @@
+"""What is done and what is next for a run of a laboratory, told from its files."""
+
+from pathlib import Path
+
+from tasks.lab.plan import Run
+
+
+def run_folder(folder: Path, run: Run) -> Path:
+    return folder / "runs" / run.name
+
+
+def log_file(folder: Path, run: Run) -> Path:
+    return folder / "logs" / f"{run.name}.txt"
+
+
+def failure_file(folder: Path, run: Run, evaluation: str = "") -> Path:
+    """Holds the error of a training, or of an evaluation after it, that failed."""
+    name = f"{run.name},{evaluation}" if evaluation else run.name
+    return folder / "logs" / f"{name}.failed"
+
+
+def is_trained(folder: Path, run: Run) -> bool:
+    return (run_folder(folder, run) / "summary.json").exists()
+
+
+def is_evaluated(folder: Path, run: Run, evaluation: str) -> bool:
+    return (run_folder(folder, run) / f"test_{evaluation}" / "test.json").exists()
+
+
+def is_finished(folder: Path, run: Run) -> bool:
+    """Whether a run is trained, and each of its evaluations is done."""
+    evaluated = all(is_evaluated(folder, run, name) for name in run.evaluations)
+    return is_trained(folder, run) and evaluated
+
+
+def error_of(folder: Path, run: Run) -> str:
+    """The first error of the training and its evaluations; empty if nothing failed."""
+    for evaluation in ("", *run.evaluations):
+        path = failure_file(folder, run, evaluation)
+        if path.exists():
+            return path.read_text().strip()
+    return ""
+
+
+def forget_failures(folder: Path, run: Run) -> None:
+    """Lets what failed be tried again."""
+    for evaluation in ("", *run.evaluations):
+        failure_file(folder, run, evaluation).unlink(missing_ok=True)
+
+
+def next_command(folder: Path, run: Run) -> tuple[str, list[str]] | None:
+    """What to do next for a run: (evaluation, or "" for the training, and arguments).
+
+    None if all is done or has failed; `forget_failures` lets it be tried again.
+    """
+    if not is_trained(folder, run):
+        if failure_file(folder, run).exists():
+            return None
+        target = run_folder(folder, run)
+        if (target / "config.yaml").exists() and any((target / "checkpoints").glob("*.ckpt")):
+            return "", ["fit", "--resume", str(target)]
+        return "", run.arguments
+    for evaluation, arguments in run.evaluations.items():
+        failed = failure_file(folder, run, evaluation).exists()
+        if not failed and not is_evaluated(folder, run, evaluation):
+            return evaluation, arguments
+    return None

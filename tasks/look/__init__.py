@@ -1,0 +1,1 @@
+"""`look`: what is inside a trained network, as a page and as figures."""

@@ -1,0 +1,282 @@
+"""What is shown of every kind of model, from its activations for one input."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from modules.activations import (
+    Change,
+    ablation,
+    attention_parts,
+    changed,
+    component,
+    patching,
+    stacks,
+    weight_names,
+)
+from modules.measures import entropy, rollout, token_distance
+from tasks.errors import UsageError
+from tasks.look.views import Heads, Matrix, Sample, Table, View
+
+LIKELIEST = 5
+NAME_LENGTH = 60  # characters of an input that name it
+KL_DIVERGENCE = "Kullback-Leibler divergence in nats"
+TITLES = {  # of attention, by the part of the network
+    "": "self-attention",
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+
+
+class Component(NamedTuple):
+    """A head, or a whole layer: arguments of `modules.activations.component`."""
+
+    layer: int
+    head: int | None = None
+    part: str = ""
+
+    def __str__(self) -> str:
+        part = "cross-attention" if self.part == "cross" else self.part
+        head = "" if self.head is None else f", head {self.head}"
+        return f"{part} layer {self.layer}{head}".lstrip()
+
+
+@dataclass(frozen=True)
+class Interventions:
+    """What to change in the network, to see how its output changes.
+
+    Args:
+        ablate: What to take out; None: nothing.
+        patch: What to replace by its activation for another input; None: nothing.
+        patch_from: The other input: what a user gives as `--text` or `--image`.
+        effects: Change each head and each layer in turn, by a forward pass for each.
+    """
+
+    ablate: Component | None = None
+    patch: Component | None = None
+    patch_from: str = ""
+    effects: bool = True
+
+
+class AttentionLayers(NamedTuple):
+    """One kind of attention of all blocks, with labels for one input."""
+
+    part: str  # of `modules.activations.attention_parts`
+    queries: Sequence[str]
+    keys: Sequence[str]
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.part]
+
+
+class Inspector:
+    """What is shown of the models of one task. Args: model: as `tessera.load` returns it."""
+
+    model_name: str  # the class in `tessera`
+    input_option = "--text"
+    distance_unit = "tokens"
+    difference_name = KL_DIVERGENCE
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.net = model.net
+
+    @staticmethod
+    def mean_distance(net: Any, weights: Tensor) -> Tensor:
+        """Of self-attention, in `distance_unit`: (..., N, N) -> (...)."""
+        return token_distance(weights)
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        """Arguments of the model's `logits` for each sample of a batch of its data."""
+        raise NotImplementedError
+
+    def completed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Arguments of `logits`, with what the user left out."""
+        return inputs
+
+    def patch_inputs(self, inputs: Sequence[Any], patch_from: str) -> Sequence[Any]:
+        """Arguments of `logits` for the input that is patched from."""
+        return (patch_from,)
+
+    def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
+        """The kinds of attention, with labels for one input."""
+        labels = self.model.attention(*inputs).queries
+        return [AttentionLayers("", labels, labels)]
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        """Tabs that only this task has; `activations` are all of them."""
+        return {}
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        """Numbers by name that say what the network answers; `reference` logits choose which."""
+        raise NotImplementedError
+
+    def difference(self, logits: Tensor, changed_logits: Tensor) -> float:
+        """How far the output moves, as `difference_name` says: (..., K) twice."""
+        before = logits.log_softmax(-1)
+        divergence = (before.exp() * (before - changed_logits.log_softmax(-1))).sum(-1)
+        return float(divergence.mean())
+
+    def sample(self, name: str, inputs: Sequence[Any], interventions: Interventions) -> Sample:
+        """All views of one input.
+
+        Args:
+            name: Of the sample.
+            inputs: Arguments of the model's `logits`.
+            interventions: What to change in the network.
+
+        Raises:
+            UsageError: The input that is patched from has another length.
+        """
+        inputs = self.completed(inputs)
+        activations = self.model.activations(*inputs)
+        kinds = self.attention_layers(*inputs)
+        tabs: dict[str, list[View]] = {"attention": [], "rollout": [], "heads": []}
+        for layers in kinds:
+            weights = self.weights(layers, activations)  # (L, H, N, M)
+            tabs["attention"].append(self.heads(layers.title, weights[None], layers, inputs))
+            if layers.part != "cross":
+                title = f"rollout of {layers.title} over all layers"
+                total = rollout([*weights[:, None]])[None, None]  # (1, 1, 1, N, N)
+                tabs["rollout"].append(self.heads(title, total, layers, inputs))
+            tabs["heads"] += self.head_statistics(layers, weights)
+        tabs |= self.task_tabs(inputs, activations)
+        tabs["ablation"] = self.ablation_views(inputs, activations, interventions)
+        tabs["patching"] = self.patching_views(inputs, activations, interventions)
+        return Sample(name, {tab: views for tab, views in tabs.items() if views})
+
+    def weights(self, layers: AttentionLayers, activations: Mapping[str, Tensor]) -> Tensor:
+        """(L, H, N, M)."""
+        return torch.stack([activations[name] for name in weight_names(self.net, layers.part)])
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
+    ) -> Heads:
+        """A view of weights (1, L, H, N, M)."""
+        return Heads(title, weights, layers.queries, layers.keys)
+
+    def head_statistics(self, layers: AttentionLayers, weights: Tensor) -> list[View]:
+        """A number for each layer and head, of weights (L, H, N, M)."""
+        uniform = torch.tensor(weights.shape[-1]).log()
+        note = f"in nats, mean over the queries; {uniform:.2f} if all keys have the same weight"
+        title = f"entropy of {layers.title}"
+        views: list[View] = [head_matrix(title, entropy(weights).mean(-1), note)]
+        if layers.part != "cross":
+            distance = self.mean_distance(self.net, weights)  # (L, H)
+            note = f"in {self.distance_unit}, mean over the queries"
+            views.append(head_matrix(f"mean distance of {layers.title}", distance, note))
+        return views
+
+    def ablation_views(
+        self,
+        inputs: Sequence[Any],
+        activations: Mapping[str, Tensor],
+        interventions: Interventions,
+    ) -> list[View]:
+        views: list[View] = []
+        logits = activations["logits"]
+        if interventions.ablate is not None:
+            changes = ablation(self.net, *interventions.ablate)
+            rows = self.comparison(inputs, logits, self.changed_logits(inputs, changes))
+            title = f"without {interventions.ablate}"
+            views.append(Table(title, ("output", "input", "ablated", "change"), rows))
+        for part in attention_parts(self.net) if interventions.effects else ():
+            title = "effect of ablating each head"
+            note = "how far the output moves without a head, or without a whole layer"
+            changes_of = partial(ablation, self.net, part=part)
+            views.append(self.effects(title, part, note, inputs, logits, changes_of))
+        return views
+
+    def patching_views(
+        self,
+        inputs: Sequence[Any],
+        activations: Mapping[str, Tensor],
+        interventions: Interventions,
+    ) -> list[View]:
+        if interventions.patch is None:
+            return []
+        patch_from = interventions.patch_from
+        others = self.model.activations(*self.patch_inputs(inputs, patch_from))
+        batch = {name: value[None] for name, value in others.items()}  # (1, ...), as in a pass
+        for name in component(self.net, *interventions.patch):
+            found, needed = len(others[name]), len(activations[name])  # of (N, ...)
+            if found != needed:
+                raise UsageError(
+                    f"--patch_from has {found} tokens, but {shortened(inputs[0])!r} has {needed}: "
+                    "give a text of as many tokens"
+                )
+        logits = activations["logits"]
+        changes = patching(self.net, batch, *interventions.patch)
+        after = self.changed_logits(inputs, changes)
+        rows = self.comparison(inputs, logits, after, others["logits"])
+        columns = ("output", "input", "patched", "change", "other input")
+        note = f"the other input: {patch_from}"
+        views: list[View] = [Table(f"{interventions.patch} of another input", columns, rows, note)]
+        for part, (prefix, _) in attention_parts(self.net).items() if interventions.effects else ():
+            if others[f"{prefix}hidden"].shape == activations[f"{prefix}hidden"].shape:
+                title = "effect of patching each head"
+                note = "how far the output moves with a head, or a whole layer, of the other input"
+                changes_of = partial(patching, self.net, batch, part=part)
+                views.append(self.effects(title, part, note, inputs, logits, changes_of))
+        return views
+
+    def changed_logits(self, inputs: Sequence[Any], changes: Mapping[str, Change]) -> Tensor:
+        with changed(self.net, changes):
+            logits: Tensor = self.model.logits(*inputs)
+        return logits
+
+    def comparison(self, inputs: Sequence[Any], before: Tensor, *others: Tensor) -> list[list[Any]]:
+        """Rows of an output before and after a change, the change, and further outputs."""
+        values = [self.outputs(logits, before, inputs) for logits in (before, *others)]
+        for numbers, logits in zip(values, (before, *others), strict=True):
+            numbers[self.difference_name] = self.difference(before, logits)
+        rows = []
+        for name in values[0]:
+            old, new, *more = [numbers[name] for numbers in values]
+            rows.append([name, old, new, new - old, *more])
+        return rows
+
+    def effects(
+        self,
+        title: str,
+        part: str,
+        note: str,
+        inputs: Sequence[Any],
+        logits: Tensor,
+        changes_of: Callable[..., Mapping[str, Change]],
+    ) -> Matrix:
+        """How far the output moves with the changes of each head and each layer."""
+        prefix, sub_layer = attention_parts(self.net)[part]
+        stack = stacks(self.net)[prefix]
+        heads = range(stack.config.heads)
+        rows = []
+        for layer in range(len(stack.blocks)):
+            every = [changes_of(layer, head) for head in (*heads, None)]
+            after = [self.changed_logits(inputs, changes) for changes in every]
+            rows.append([self.difference(logits, one) for one in after])
+        title += f" of {TITLES[part]}" if part else ""
+        columns = [*map(str, heads), "layer" if sub_layer == "attention" else "all"]
+        note = f"{note}: {self.difference_name}"
+        names = [*map(str, range(len(rows)))]
+        return Matrix(title, torch.tensor(rows), names, columns, "layer", "head", note=note)
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text."""
+    text = " ".join(text.split())
+    return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
+
+
+def head_matrix(title: str, values: Tensor, note: str) -> Matrix:
+    """A matrix of numbers (L, H)."""
+    layers, heads = values.shape
+    names = [*map(str, range(max(layers, heads)))]
+    return Matrix(title, values, names[:layers], names[:heads], "layer", "head", note=note)

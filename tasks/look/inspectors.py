@@ -1,0 +1,354 @@
+"""What is shown of the models of each task, and all tasks by name."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modules.activations import attention_parts, recorded, stacks
+from modules.kernels.cross_entropy import IGNORE_INDEX
+from modules.measures import (
+    induction_score,
+    logit_lens,
+    nearest,
+    patch_distance,
+    previous_token_score,
+    repeated_tokens,
+    token_losses,
+)
+from tasks.look.inspector import (
+    KL_DIVERGENCE,
+    LIKELIEST,
+    AttentionLayers,
+    Inspector,
+    head_matrix,
+)
+from tasks.look.views import Heads, Matrix, Table, Tokens, View
+from tasks.seq2seq.attend import token_labels
+
+MAX_ROWS = 40  # of a table, a row for each token
+PERIOD = 32  # of the repeated tokens of induction scores
+WORDS = 32  # of a language model's text from the test split, whose windows fill the context
+
+
+class ClassifierInspector(Inspector):
+    """Views of classifiers and regressions."""
+
+    @property
+    def is_single_label(self) -> bool:
+        return self.model.metadata["problem_type"] == "single_label_classification"
+
+    @property
+    def difference_name(self) -> str:  # type: ignore[override]
+        if self.is_single_label:
+            return KL_DIVERGENCE
+        return "mean absolute change of the outputs"
+
+    def difference(self, logits: Tensor, changed_logits: Tensor) -> float:
+        if self.is_single_label:
+            return super().difference(logits, changed_logits)
+        return float((logits - changed_logits).abs().mean())
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        values = self.model.problem.predictions(logits[None])[0]  # (K,)
+        order = reference.argsort(descending=True)[:LIKELIEST].tolist()
+        return {self.model.class_names[index]: float(values[index]) for index in order}
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        logits = activations["logits"]
+        rows = [[name, value] for name, value in self.outputs(logits, logits, inputs).items()]
+        return {"prediction": [Table("prediction", ("class", "value"), rows)]}
+
+
+class ImageInspector(ClassifierInspector):
+    """Views of image classifiers: weights over the picture."""
+
+    model_name = "ImageClassifier"
+    input_option = "--image FILE"
+    distance_unit = "pixels between patches"
+
+    @staticmethod
+    def mean_distance(net: Any, weights: Tensor) -> Tensor:
+        return patch_distance(weights, net.config.grid, net.config.patch_size)
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        return [(image,) for image in batch["image"]]
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
+    ) -> Heads:
+        view = super().heads(title, weights, layers, inputs)
+        return replace(view, image=self.model.pixels(inputs[0]), grid=self.net.config.grid)
+
+
+class TextInspector(Inspector):
+    """Views of models that read tokens."""
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.tokenizer
+
+    def ids(self, *inputs: Any) -> list[int]:
+        """Tokens that the network reads."""
+        ids: list[int] = self.model.token_ids(*inputs)
+        return ids
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        return [(self.text(self.tokenizer, row),) for row in batch["tokens"].tolist()]
+
+    def text(self, tokenizer: Any, ids: Sequence[int]) -> str:
+        """Without special tokens, and without targets that are ignored."""
+        special = {*tokenizer.special_ids.known().values(), IGNORE_INDEX}
+        text: str = tokenizer.decode([token for token in ids if token not in special])
+        return text
+
+    def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
+        labels = token_labels(self.tokenizer, self.ids(*inputs))
+        return [AttentionLayers("", labels, labels)]
+
+    def neighbours(self, tokenizer: Any, table: Tensor, ids: Sequence[int]) -> Table:
+        """The nearest tokens of those of a text."""
+        kept = [*dict.fromkeys(ids)][:MAX_ROWS]
+        count = min(LIKELIEST, len(table) - 1)
+        cosines, nearest_ids = nearest(table.detach().cpu(), torch.tensor(kept), count)
+        rows = []
+        for token, values, others in zip(kept, cosines.tolist(), nearest_ids.tolist(), strict=True):
+            (label,) = token_labels(tokenizer, [token])
+            names = token_labels(tokenizer, others)
+            cells = [f"{name} {value:.2f}" for name, value in zip(names, values, strict=True)]
+            rows.append([label, ", ".join(cells)])
+        note = "tokens whose embeddings have the largest cosine"
+        return Table("nearest embeddings", ("token", "nearest"), rows, note)
+
+    def lens(
+        self, activations: Mapping[str, Tensor], queries: Sequence[str], prefix: str = ""
+    ) -> Matrix:
+        """The likeliest token after each block, at each position."""
+        rows = []
+        cells = []
+        layers = range(len(stacks(self.net)[prefix].blocks))
+        for layer in layers:
+            hidden = activations[f"{prefix}blocks.{layer}"].to(self.model.device)
+            best = logit_lens(self.net, hidden, prefix).float().softmax(-1).max(-1)
+            rows.append(best.values.cpu())
+            cells.append(token_labels(self.output_tokenizer, best.indices.tolist()))
+        note = "the likeliest token if the network ended after a block; dark: its probability"
+        return Matrix(
+            "logit lens", torch.stack(rows), [*map(str, layers)], queries, "layer", "token",
+            cells=cells, note=note,
+        )  # fmt: skip
+
+    @property
+    def output_tokenizer(self) -> Any:
+        return self.tokenizer
+
+
+class TextClassifierInspector(ClassifierInspector, TextInspector):
+    """Views of text classifiers."""
+
+    model_name = "TextClassifier"
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        table = self.net.encoder.embed.weight
+        neighbours = self.neighbours(self.tokenizer, table, self.ids(*inputs))
+        return {**super().task_tabs(inputs, activations), "neighbours": [neighbours]}
+
+
+class LanguageInspector(TextInspector):
+    """Views of language models."""
+
+    model_name = "LanguageModel"
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        """The first words of windows, which fill the context."""
+        texts = [text for (text,) in super().inputs(batch)]
+        return [(text[: len(" ".join(text.split()[:WORDS]))],) for text in texts]
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        ids = self.ids(*inputs)
+        values = {}
+        if len(ids) > 1:
+            losses = token_losses(logits[:-1], torch.tensor(ids[1:]))
+            values["loss (nats per token)"] = float(losses.mean())
+        probabilities = logits[-1].softmax(-1)
+        best = reference[-1].topk(min(LIKELIEST, len(probabilities))).indices.tolist()
+        (last,) = token_labels(self.tokenizer, ids[-1:])
+        for label, index in zip(token_labels(self.tokenizer, best), best, strict=True):
+            values[f"next token after {last}: {label}"] = float(probabilities[index])
+        return values
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        ids = self.ids(*inputs)
+        labels = token_labels(self.tokenizer, ids)
+        losses = token_losses(activations["logits"][:-1], torch.tensor(ids[1:])).tolist()
+        note = (
+            f"mean {sum(losses) / max(1, len(losses)):.3f} nats; the first token is not predicted"
+        )
+        return {
+            "logit lens": [self.lens(activations, labels)],
+            "losses": [Tokens("loss of each token", labels, [None, *losses], "nats", note)],
+            "neighbours": [self.neighbours(self.tokenizer, self.net.embed.weight, ids)],
+        }
+
+    def head_statistics(self, layers: AttentionLayers, weights: Tensor) -> list[View]:
+        views = super().head_statistics(layers, weights)
+        period = min(PERIOD, self.net.max_length // 2)
+        if period < 2:
+            return views
+        tokens = repeated_tokens(self.net.vocabulary, period).to(self.model.device)
+        with torch.no_grad(), recorded(self.net, "*.attention.weights") as activations:
+            self.net(tokens)
+        repeated = torch.cat([*activations.values()])  # (L, H, N, N)
+        note = f"on {period} random tokens, twice (Olsson 2022)"
+        return [
+            *views,
+            head_matrix("induction score", induction_score(repeated, period), note),
+            head_matrix("previous-token score", previous_token_score(repeated), note),
+        ]
+
+
+class MaskedInspector(TextInspector):
+    """Views of masked language models."""
+
+    model_name = "MaskedLanguageModel"
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        ids = torch.tensor(self.ids(*inputs))
+        masks = (ids == self.tokenizer.special_id("mask")).nonzero().flatten().tolist()
+        loss = float(token_losses(logits, ids).mean())
+        values = {"loss of the text as it is (nats per token)": loss}
+        for position in masks:
+            probabilities = logits[position].softmax(-1)
+            best = reference[position].topk(LIKELIEST).indices.tolist()
+            for label, index in zip(token_labels(self.tokenizer, best), best, strict=True):
+                values[f"{label} at token {position}"] = float(probabilities[index])
+        return values
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        ids = self.ids(*inputs)
+        labels = token_labels(self.tokenizer, ids)
+        return {
+            "fill-mask": [self.filled(ids)],
+            "logit lens": [self.lens(activations, labels)],
+            "neighbours": [self.neighbours(self.tokenizer, self.net.encoder.embed.weight, ids)],
+        }
+
+    @torch.no_grad()
+    def filled(self, ids: list[int]) -> Table:
+        """The likeliest tokens at the masks of a text; without masks, at each token in turn."""
+        mask = self.tokenizer.special_id("mask")
+        tokens = torch.tensor(ids)
+        positions = (tokens == mask).nonzero().flatten()
+        note = ""
+        if not len(positions):
+            note = "each token masked in turn"
+            positions = torch.arange(len(ids))[1:-1][:MAX_ROWS]  # not [CLS] and [SEP]
+        every = torch.arange(len(positions))
+        masked = tokens.repeat(len(positions), 1)  # (S, N)
+        masked[every, positions] = mask
+        logits = self.model.outputs(masked.to(self.model.device))  # (S, N, V)
+        best = logits[every, positions].float().softmax(-1).topk(LIKELIEST)  # (S, K)
+        rows = []
+        for position, values, others in zip(
+            positions.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+        ):
+            names = token_labels(self.tokenizer, others)
+            cells = [f"{name} {value:.3f}" for name, value in zip(names, values, strict=True)]
+            (label,) = token_labels(self.tokenizer, [ids[position]])
+            rows.append([position, label, *cells])
+        columns = ("position", "token", *(f"{rank}." for rank in range(1, LIKELIEST + 1)))
+        return Table("likeliest tokens", columns, rows, note)
+
+
+class TranslationInspector(TextInspector):
+    """Views of translators."""
+
+    model_name = "Translator"
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        pair = self.model.model.tokenizer
+        sources = [self.text(pair.source, row) for row in batch["source"].tolist()]
+        targets = [self.text(pair.target, row) for row in batch["targets"].tolist()]
+        return [*zip(sources, targets, strict=True)]
+
+    def completed(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """With the model's own translation, unless there is one."""
+        text, translation = inputs
+        return text, self.model.translate(text) if translation is None else translation
+
+    def patch_inputs(self, inputs: Sequence[Any], patch_from: str) -> Sequence[Any]:
+        """Another source; the decoder reads the same translation."""
+        return patch_from, inputs[1]
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.model.model.tokenizer.source
+
+    @property
+    def output_tokenizer(self) -> Any:
+        return self.model.model.tokenizer.target
+
+    def labels(self, *inputs: Any) -> tuple[list[str], list[str], list[str]]:
+        """Of the source, of what the decoder reads, and of what it is to predict."""
+        source, tokens = self.model.pair(*inputs)
+        pair = self.model.model.tokenizer
+        read = [pair.decoder_start_id, *tokens[:-1]]
+        return (
+            token_labels(pair.source, source),
+            token_labels(pair.target, read),
+            token_labels(pair.target, tokens),
+        )
+
+    def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
+        source, read, predicted = self.labels(*inputs)
+        if "" in attention_parts(self.net):  # a prefix language model
+            both = source + read
+            return [AttentionLayers("", both, both)]
+        return [
+            AttentionLayers("cross", predicted, source),
+            AttentionLayers("encoder", source, source),
+            AttentionLayers("decoder", read, read),
+        ]
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        _, tokens = self.model.pair(*inputs)
+        losses = token_losses(logits, torch.tensor(tokens)).tolist()
+        labels = self.labels(*inputs)[2]
+        values = {"loss (nats per token)": sum(losses) / len(losses)}
+        for index, (label, loss) in enumerate(zip(labels, losses, strict=True)):
+            values[f"loss of token {index}, {label}"] = loss
+        return values
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        source, tokens = self.model.pair(*inputs)
+        labels = self.labels(*inputs)[2]
+        losses = token_losses(activations["logits"], torch.tensor(tokens)).tolist()
+        table = self.net.embed if self.net.source_embed is None else self.net.source_embed
+        tabs: dict[str, list[View]] = {
+            "losses": [Tokens("loss of each token of the translation", labels, losses, "nats")],
+            "neighbours": [self.neighbours(self.tokenizer, table.weight, source)],
+        }
+        if "decoder." in stacks(self.net):
+            tabs["logit lens"] = [self.lens(activations, labels, "decoder.")]
+        return tabs
+
+
+INSPECTORS: dict[str, type[Inspector]] = {
+    "vit": ImageInspector,
+    "bert": TextClassifierInspector,
+    "mlm": MaskedInspector,
+    "lm": LanguageInspector,
+    "seq2seq": TranslationInspector,
+}

@@ -1,0 +1,1 @@
+"""Pretraining of a Vision Transformer by reconstructing masked patches."""

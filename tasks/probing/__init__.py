@@ -1,0 +1,1 @@
+"""Classifiers on frozen features, to tell how good a representation is."""

@@ -1,0 +1,1 @@
+"""What a network costs: parameters, FLOP, memory and time, by formula and measured."""

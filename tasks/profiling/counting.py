@@ -1,0 +1,82 @@
+"""What a network takes: parameters by part, FLOP and memory, counted without computing anything."""
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from tasks.profiling.networks import Network, part_name
+from tasks.profiling.timing import Point
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def on_meta(network: Network, config: Any) -> nn.Module:
+    """The network without memory for its weights."""
+    with torch.device("meta"):
+        return network.build(config)
+
+
+def parameters_by_part(net: nn.Module, config: Any) -> dict[str, int]:
+    """Number of parameters of each part, "others" of what is in none."""
+    counts: Counter[str] = Counter()
+    for name, parameter in net.named_parameters():
+        counts[part_name(name, config) or "others"] += parameter.numel()
+    return dict(counts)
+
+
+def counted_flops(network: Network, config: Any, batch: int, length: int) -> tuple[int, int]:
+    """FLOP that PyTorch counts, on the meta device: forward, and forward with backward."""
+    net = on_meta(network, config)
+    inputs = network.inputs(config, batch, length, "meta")
+    with FlopCounterMode(display=False) as counter:
+        out = network.outputs(net, *inputs)
+        forward = counter.get_total_flops()
+        out.sum().backward()
+    return forward, counter.get_total_flops()
+
+
+def count_point(network: Network, point: Point) -> None:
+    """Counts parameters and FLOP of one size of a network, instead of those by formula."""
+    net = on_meta(network, point.config)
+    point.parameters = sum(parameter.numel() for parameter in net.parameters())
+    point.flops = counted_flops(network, point.config, point.batch, point.length)
+
+
+def saved_bytes(
+    network: Network, config: Any, batch: int, length: int, dtype: torch.dtype, device: str
+) -> int | None:
+    """Bytes of the activations that autograd keeps for the backward pass of a training step.
+
+    The step runs with fake tensors, which have shapes and no values. Views of one tensor count
+    once, weights not at all. None: the step depends on values, as in prefix language models.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # fake weights cannot be converted later
+    try:
+        with FakeTensorMode(), torch.device(device):
+            net = network.build(config)
+            return kept_bytes(network, net, network.inputs(config, batch, length, device))
+    except DataDependentOutputException:
+        return None
+    finally:
+        torch.set_default_dtype(before)
+
+
+def kept_bytes(network: Network, net: nn.Module, inputs: tuple[Tensor, ...]) -> int:
+    """Bytes of the storages that autograd saves for the backward pass, without weights."""
+    weights = {parameter.untyped_storage()._cdata for parameter in net.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        loss = network.loss(net, *inputs)
+    assert loss.requires_grad
+    kept = (tensor for key, tensor in saved.items() if key not in weights)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept)

@@ -1,0 +1,221 @@
+"""Sums of products of sizes, such as 12 d² + 13 d, and the parts of Transformer blocks in them."""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from types import MappingProxyType
+
+from modules.config import GATED, StackConfig
+
+POWERS = {"²": 2}
+SIDES = r"encoder|decoder|stage \d+|"  # of a network, in front of the name of a part
+IN_BLOCKS = (
+    "relative bias",
+    "projections",
+    "scores",
+    "feed-forward",
+    "norms",
+    "convolutions",
+    "layer scale",
+)
+
+
+class Formula:
+    """A sum of products of sizes with rational factors.
+
+    Args:
+        terms: Products such as "T d²" or "d", with their factors; "" is the number 1.
+    """
+
+    def __init__(self, terms: Mapping[str, Fraction | int] = MappingProxyType({})) -> None:
+        self.terms = {name: Fraction(factor) for name, factor in terms.items() if factor}
+
+    def __add__(self, other: "Formula") -> "Formula":
+        names = dict.fromkeys((*self.terms, *other.terms))
+        return Formula({name: self.terms.get(name, 0) + other.terms.get(name, 0) for name in names})
+
+    def __mul__(self, factor: int) -> "Formula":
+        return Formula({name: factor * value for name, value in self.terms.items()})
+
+    def value(self, sizes: Mapping[str, int]) -> int:
+        """The number for these sizes, such as {"d": 768}."""
+        total = Fraction(0)
+        for name, factor in self.terms.items():
+            for symbol in name.split():
+                factor *= sizes[symbol[0]] ** POWERS.get(symbol[1:], 1)
+            total += factor
+        return math.ceil(total)  # exact: sizes are whole
+
+    def __str__(self) -> str:
+        """The sum, such as 12 d² + 13 d; 0 if it has no terms."""
+        return " + ".join(_product(factor, name) for name, factor in self.terms.items()) or "0"
+
+
+def _product(factor: Fraction, name: str) -> str:
+    """A factor and a product of sizes: 12 d², d² or 5/3 d."""
+    number = f"{factor.numerator:,}" + f"/{factor.denominator}" * (factor.denominator != 1)
+    return number if not name else name if factor == 1 else f"{number} {name}"
+
+
+NOTHING = Formula()
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a network.
+
+    Args:
+        name: Such as "feed-forward".
+        parameters: In each block, or outside of blocks.
+        flops: Of the forward pass for one sample, where `parameters` are. Only products of matrices
+            and convolutions count, each multiplication with its addition as 2.
+        blocks: Number of blocks that have this part.
+        once: Further parameters outside of the blocks.
+        fixed_inputs: FLOP whose inputs need no gradient, such as pixels: their backward pass takes
+            as much as the forward pass, all others twice as much.
+    """
+
+    name: str
+    parameters: Formula = field(default_factory=Formula)
+    flops: Formula = field(default_factory=Formula)
+    blocks: int = 1
+    once: Formula = field(default_factory=Formula)
+    fixed_inputs: Formula = field(default_factory=Formula)
+
+    def parameter_count(self, sizes: Mapping[str, int]) -> int:
+        return self.blocks * self.parameters.value(sizes) + self.once.value(sizes)
+
+    def forward_flops(self, sizes: Mapping[str, int]) -> int:
+        """FLOP of the forward pass for one sample."""
+        return self.blocks * self.flops.value(sizes)
+
+    def training_flops(self, sizes: Mapping[str, int]) -> int:
+        """FLOP of forward and backward pass for one sample."""
+        return 3 * self.forward_flops(sizes) - self.fixed_inputs.value(sizes)
+
+    @property
+    def parameter_text(self) -> str:
+        return _repeated(self.blocks, self.parameters, self.once)
+
+    @property
+    def flops_text(self) -> str:
+        return _repeated(self.blocks, self.flops, Formula())
+
+
+def _repeated(blocks: int, formula: Formula, once: Formula) -> str:
+    """A formula of a block, times their number, and one outside: 12 · (4 d² + 4 d) + 2 d."""
+    if blocks == 1 or not formula.terms:
+        return str(formula + once)
+    inside = f"({formula})" if len(formula.terms) > 1 else str(formula)
+    return f"{blocks} · {inside}" + (f" + {once}" if once.terms else "")
+
+
+def block_formulas(parts: Iterable[Part]) -> dict[str, Formula]:
+    """Parameters of one block, by "", "encoder", "decoder" or "stage 1".
+
+    12 d² + 13 d if nothing is varied.
+    """
+    found: dict[str, Formula] = {}
+    for part in parts:
+        side = (re.match(SIDES, part.name) or [""])[0]
+        if part.name.endswith(IN_BLOCKS) and part.parameters.terms:
+            found[side] = found.get(side, Formula()) + part.parameters
+    return found
+
+
+def norm_parameters(stack: StackConfig, size: Fraction | int = 1) -> Formula:
+    """Of one norm over `size` times d values: weights, and biases if it has them."""
+    vectors = {"none": 0, "rmsnorm": 1}.get(stack.norm, 1 + stack.bias)
+    return Formula({"d": size * vectors})
+
+
+def attention_parts(stack: StackConfig, rows: int, name: str) -> list[Part]:
+    """Projections and scores of one attention (Vaswani 2017).
+
+    The projections have 4 d² + 4 d parameters if the heads together are d wide and each has its own
+    keys. The scores, with the sums of values, compare each token with each, later ones too.
+
+    Args:
+        stack: The blocks.
+        rows: Tokens over T.
+        name: "attention" or "cross-attention".
+    """
+    sizes = stack.resolved
+    queries = Fraction(stack.heads * sizes.head_dim, stack.width)  # of all heads, over d
+    keys = Fraction(sizes.kv_heads * sizes.head_dim, stack.width)
+    values = Fraction(sizes.kv_heads * sizes.value_dim, stack.width)
+    outputs = Fraction(stack.heads * sizes.value_dim, stack.width)
+    weights = queries + keys + values + outputs
+    is_cosine = stack.attention == "cosine"
+    without = keys if is_cosine and name == "attention" else 0  # keys have no bias
+    biases = stack.qkv_bias * (queries + keys + values - without) + stack.bias
+    # w of "additive", W of each head of "bilinear"; of "cosine" a scale of each head.
+    per_query = {"additive": 1, "bilinear": sizes.head_dim}.get(stack.attention, 0)
+    bilinear = 2 * queries * rows * sizes.head_dim * (stack.attention == "bilinear")
+    products = Formula({"T² d": 2 * (queries + outputs) * rows**2, "T d": bilinear})
+    return [
+        Part(
+            f"{name} projections",
+            Formula({"d²": weights, "d": biases}),
+            Formula({"T d²": 2 * weights * rows}),
+            stack.depth,
+        ),
+        Part(
+            f"{name} scores",
+            Formula({"d": queries * per_query, "": stack.heads * is_cosine}),
+            products,
+            stack.depth,
+        ),
+    ]
+
+
+def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> list[Part]:
+    """All parts of a stack of blocks, with 12 d² + 13 d parameters each if nothing is varied.
+
+    Args:
+        stack: The blocks.
+        rows: Tokens over T; cross-attention reads T.
+        once: Parameters of other norms, such as one after the embedding.
+    """
+    sizes = stack.resolved
+    hidden = Fraction(sizes.mlp_width, stack.width)
+    matrices = 3 if stack.feedforward in GATED else 2
+    weights = Formula({"d²": matrices * hidden})
+    biases = Formula({"d": sizes.mlp_bias * ((matrices - 1) * hidden + 1)})
+    products = Formula({"T d²": 2 * matrices * hidden * rows})
+    sublayers = 2 + stack.cross_attention
+    parallel = stack.order == "parallel"
+    norms = norm_parameters(stack) * (1 if parallel else sublayers)
+    if stack.qk_norm:
+        head = norm_parameters(stack, Fraction(sizes.head_dim, stack.width))
+        norms += head * (2 + 2 * stack.cross_attention)
+    if sizes.final_norm:
+        once = once + norm_parameters(stack)
+    parts = attention_parts(stack, rows, "attention")
+    if stack.cross_attention:
+        parts += attention_parts(stack, rows, "cross-attention")
+    parts.append(Part("feed-forward", weights + biases, products, stack.depth))
+    parts.append(Part("norms", norms, blocks=stack.depth, once=once))
+    if stack.conv_kernel is not None:
+        channels = Formula({"d": (stack.conv_kernel - 1) * (1 if parallel else 2)})
+        parts.append(Part("convolutions", channels, blocks=stack.depth))
+    if stack.layer_scale is not None:
+        parts.append(Part("layer scale", Formula({"d": sublayers}), blocks=stack.depth))
+    return parts
+
+
+def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float:
+    """Tokens from which the scores of attention take more FLOP than all else in the blocks.
+
+    Those of a sample, T, or of a window, A.
+    """
+    scores = 0
+    others = 0
+    for part in parts:
+        if part.name.endswith("scores"):
+            scores += part.forward_flops(sizes)
+        elif part.name.endswith(("projections", "feed-forward")):
+            others += part.forward_flops(sizes)
+    return sizes.get("A", sizes["T"]) * others / scores

@@ -1,0 +1,95 @@
+"""Image GPT in Python."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modules.models.gpt import Decoder
+from tasks.errors import usage_errors
+from tasks.igpt.architectures import PixelModel
+from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sample_images
+
+from .images import Array, OneImage, is_image, read_pixels
+from .models import Model, check_single
+
+
+class ImageGenerator(Model):
+    """A language model of pixels (Chen 2020).
+
+    An image is what `ImageClassifier` takes.
+
+    >>> model = tessera.load(run_folder)
+    >>> model.sample(2, top_p=0.9).shape == (2, *model.shape)
+    True
+    >>> model.complete(photo, 3).shape == (3, *model.shape)
+    True
+    """
+
+    net: Decoder
+
+    def __init__(self, model: PixelModel, source: str) -> None:
+        super().__init__(model.net, dict(model.metadata), source)
+
+    @property
+    def model(self) -> PixelModel:
+        """The network with its palette."""
+        return PixelModel(self.net, self.metadata)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of its images."""
+        return self.metadata["channels"], self.model.size, self.model.size
+
+    def sample(self, count: int = 1, **options: Any) -> Tensor:
+        """New images, uint8 (count, C, S, S).
+
+        Args:
+            count: How many.
+            options: Those of `tasks.igpt.sampling.PixelSampling`: temperature (1; 0: always the
+                most likely colour), top_k, top_p, min_p (None: sample from all colours), seed (0;
+                the next image has one more).
+
+        Raises:
+            UsageError: There is no such option, or its value does not fit.
+        """
+        return sample_images(self.model, count, sampling(count, options))
+
+    def complete(self, image: OneImage | Array, count: int = 1, **options: Any) -> Tensor:
+        """Images with the upper half of one and a new lower half, uint8 (count, C, S, S).
+
+        Args:
+            image: As the class describes.
+            count: How many.
+            options: As in `sample`.
+
+        Raises:
+            UsageError: As in `sample`, or an array is not an image.
+            DataError: A file is not an image.
+        """
+        found = sampling(count, options)
+        return complete_images(self.model, self._pixels(image), count, found)[0]
+
+    @torch.no_grad()
+    def logits(self, image: OneImage | Array) -> Tensor:
+        """Scores of the K colours for each of the N pixels, given those before it: (N, K)."""
+        model = self.model
+        tokens = model.palette.encode(self._pixels(image).to(self.device))  # (1, N)
+        hidden = self.net(model.inputs(tokens))
+        return self.net.logits(hidden)[0, :, : len(model.palette)].float().cpu()
+
+    def _pixels(self, image: Any) -> Tensor:
+        """Pixels of one image as the network sees them, uint8 (1, C, S, S)."""
+        check_single(is_image(image), image, "image")
+        return read_pixels(image, self.metadata["channels"], self.model.size)[None]
+
+
+def sampling(count: int, options: dict[str, Any]) -> PixelSampling:
+    """Returns options of sampling; raises `UsageError` if one is unknown or does not fit."""
+    with usage_errors():
+        try:
+            found = PixelSampling(**options)
+        except TypeError as error:
+            raise ValueError(f"There is no such option: {error}.") from error
+        check_count("count", count, found.temperature)
+    return found

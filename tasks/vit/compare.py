@@ -1,0 +1,201 @@
+"""`python -m tasks.vit compare`: size, speed and accuracy of several models, side by side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from datamodules.images import ImageData
+from datamodules.utils.files import may_hold, write_text
+from tasks.errors import UsageError
+from tasks.inference import DeviceName, on_device
+from tasks.lab.tables import markdown
+from tasks.options import Options
+from tasks.problems import PROBLEMS
+from tasks.profiling.counting import counted_flops
+from tasks.profiling.networks import NETWORKS
+from tasks.profiling.timing import in_turns, inference_step, seconds
+from tasks.tracking.csv_files import write_csv
+from tasks.tracking.report import format_count
+from tasks.tracking.run_folder import make_folder
+from tasks.vit.architectures import with_weights
+from tasks.vit.frozen import batches, image_data
+from tasks.vit.pretrained import find_model
+
+OPTION = "compare"  # in messages, where other commands have the name of an option
+NETWORK = NETWORKS["vit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """How to compare the models named before all options, on data of the first run or `--data.*`.
+
+    Args:
+        batch_size: Images at a time for the speed.
+        repetitions: Measurements of each model, in turns, of which the median counts.
+        device: Where to compute; auto: on a GPU if there is one.
+        output: Folder for compare.md and compare.csv; null: none.
+    """
+
+    batch_size: int = 64
+    repetitions: int = 5
+    device: DeviceName = "auto"
+    output: str | None = None
+
+
+@dataclass
+class Compared:
+    """A model, and what was found.
+
+    Args:
+        name: As on the command line.
+        net: In evaluation mode.
+        metadata: As in a checkpoint.
+        flops: Of the forward pass for one image, as PyTorch counts.
+        images_per_s: Median.
+        score: On the test images; None: the model has other classes.
+    """
+
+    name: str
+    net: Any
+    metadata: dict[str, Any]
+    flops: int = 0
+    images_per_s: float = 0.0
+    score: float | None = None
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.net.parameters())
+
+
+def compare(options: CompareOptions, models: list[str], data: Options) -> None:
+    """Print a table of parameters, FLOP, images/s and accuracy: compare MODEL MODEL ..."""
+    for name in ("batch_size", "repetitions"):
+        if getattr(options, name) < 1:
+            raise UsageError(f"--{name} {getattr(options, name)} must be at least 1")
+    if not models:
+        raise UsageError(
+            "compare needs models: name run folders, checkpoints or timm/<model name> before all "
+            "options"
+        )
+    found = [load(name, options.device) for name in dict.fromkeys(models)]
+    if options.output is not None:  # before anything is measured
+        make_folder(Path(options.output), "--output")
+    metric, tested = evaluate(found, data)
+    for one in found:
+        config = one.net.config
+        one.flops = counted_flops(NETWORK, config, 1, config.image_size)[0]
+    measure_speed(found, options.batch_size, options.repetitions)
+    print(f"tested with {tested}; images/s in batches of {options.batch_size}\n")
+    print(table(found, metric), end="")
+    if options.output is not None:
+        write(found, metric, Path(options.output))
+
+
+def load(name: str, device: DeviceName) -> Compared:
+    """Loads a run folder, a checkpoint, or a model of timm or Hugging Face."""
+    net, metadata = with_weights(name, OPTION)
+    return Compared(name, on_device(net.eval(), device), metadata)
+
+
+# Accuracy -----------------------------------------------------------------------------------------
+
+
+def evaluate(models: Sequence[Compared], given: Options) -> tuple[str, str]:
+    """Measures the score of each model on the same test images.
+
+    The data are those of the first model that was trained here, unless options name others. Says
+    of which models the classes are not theirs.
+
+    Returns:
+        The name of the score, and a description of the test images.
+    """
+    sources = [find_model(one.name, OPTION) for one in models]
+    saved: Options = next((source.data for source in sources if source.data), {})
+    path = given.get("path", saved.get("path"))
+    problem = ""
+    tested = "no images"
+    for one, source in zip(models, sources, strict=True):
+        images = image_data(source, saved, given)
+        trained = [other.data.get("path") for other in sources if other.data]
+        images.source.unseen = not any(may_hold(path, other) for other in trained)
+        problem = images.options.problem_type
+        try:
+            images.set_metadata(one.metadata)
+            images.setup("test")
+        except UsageError as error:
+            print(f"{one.name} is not tested: {error}")
+        else:
+            one.score = score(one, images)
+            tested = f"{format_count(len(images.dataset('test')), 'image')} of {images.origin}"
+    return PROBLEMS[problem].monitor.removeprefix("val/"), tested
+
+
+@torch.no_grad()
+def score(model: Compared, data: ImageData) -> float:
+    """Returns the metric of a model on all test images."""
+    problem = PROBLEMS[model.metadata["problem_type"]](model.metadata)
+    metric = problem.metrics()[problem.monitor.removeprefix("val/")]
+    device = next(model.net.parameters()).device
+    for pixels, labels in batches(data, "test"):
+        predictions = problem.predictions(model.net(pixels.to(device)).float()).cpu()
+        metric.update(predictions, problem.metric_targets(labels))
+    return float(metric.compute())
+
+
+# Speed --------------------------------------------------------------------------------------------
+
+
+def measure_speed(models: Sequence[Compared], batch_size: int, repetitions: int) -> None:
+    """Measures images/s of inference of all models in turns."""
+    calls = [timed(one.net, batch_size) for one in models]
+    for one, times in zip(models, in_turns(calls, repetitions), strict=True):
+        one.images_per_s = batch_size / median(times)
+
+
+def timed(net: nn.Module, batch_size: int) -> Callable[[], float]:
+    """Returns a function that measures the seconds of inference on a batch."""
+    config: Any = net.config
+    device = next(net.parameters()).device
+    inputs = NETWORK.inputs(config, batch_size, config.image_size, device)
+    return lambda: seconds(inference_step(NETWORK, net, inputs), device.type)
+
+
+# Tables -------------------------------------------------------------------------------------------
+
+
+def table(models: Sequence[Compared], metric: str) -> str:
+    """Returns a table in Markdown."""
+    rows = [
+        [
+            one.name,
+            one.net.config.image_size,
+            f"{one.parameters / 1e6:,.3g} M",
+            f"{one.flops / 1e9:,.3g}",
+            f"{one.images_per_s:,.4g}",
+            "-" if one.score is None else f"{one.score:.4f}",
+        ]
+        for one in models
+    ]
+    header = ["model", "pixels", "parameters", "GFLOP an image", "images/s", f"test/{metric}"]
+    return markdown(header, rows)
+
+
+def write(models: Sequence[Compared], metric: str, folder: Path) -> None:
+    """Writes compare.md and compare.csv."""
+    write_text(folder / "compare.md", table(models, metric))
+    columns: dict[str, list[Any]] = {
+        "model": [one.name for one in models],
+        "image_size": [one.net.config.image_size for one in models],
+        "parameters": [one.parameters for one in models],
+        "flop_forward": [one.flops for one in models],
+        "images_per_s": [one.images_per_s for one in models],
+        f"test/{metric}": [one.score for one in models],
+    }
+    write_csv(folder / "compare.csv", [*columns], [*columns.values()])
+    print(f"\nwritten: {folder}/compare.md, compare.csv")
