@@ -45,8 +45,8 @@ class Bilinear(FeedForward):
 
 
 # From now on, `feedforward="bilinear"` works in the config of every model: ViT, BERT, language
-# models, translation. To make it an option of the command line, too, add the name to
-# `FeedForwardName` in modules/config.py.
+# models, translation. With TESSERA_TRUST=configs.examples.vary_a_block, commands import this module
+# and take `--model.net.stack.feedforward bilinear`, too.
 FEEDFORWARDS["bilinear"] = Bilinear
 
 
