@@ -19,6 +19,7 @@ SHORT = {  # others: one round
     "growth": "--rounds 1 --axes length --smallest 512 --plot plot.png",
     "imdb_baseline": "--every 20",
     "input": "--rounds 1 --seconds 1",
+    "lm_step": "--rounds 5",  # one round of 3 s is too noisy to compare
     "loop": "--rounds 0",
     "muon": "--rounds 0 --steps 8 --recipes lm/reference",
     "nanogpt_peer": "--steps 100",

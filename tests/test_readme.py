@@ -1,5 +1,6 @@
 """The commands of all READMEs run, and their examples hold."""
 
+import hashlib
 import itertools
 import json
 import os
@@ -19,18 +20,27 @@ import torch
 from datasets import ClassLabel, Dataset, Features
 from datasets import Image as ImageFeature
 from PIL import Image
+from torch import nn
 
 from datamodules.sources import SOURCES
 from modules.models.bert import BertClassifier, BertMaskedLM
 from modules.models.gpt import Decoder
+from modules.models.images import build_image_net
+from modules.models.mae import MaskedAutoencoder
 from modules.models.seq2seq import Seq2Seq
-from modules.models.vit import ViT
+from modules.norm import NORMS
 from modules.position import POSITIONS
-from modules.pretrained import bert, decoder, seq2seq
-from modules.pretrained.timm import timm_settings
-from modules.pretrained.vit import TIMM
+from modules.pretrained import bert, decoder, mae, seq2seq
+from modules.pretrained.images import conversion
+from tasks.bert.task import BertTask
 from tasks.cli.app import load
 from tasks.cli.main import main
+from tasks.lab.__main__ import main as run_lab
+from tasks.lm.task import LMTask
+from tasks.mlm.task import MaskedLMTask
+from tasks.problems import PROBLEMS
+from tasks.seq2seq.task import Seq2SeqTask
+from tasks.vit.task import ViTTask
 from tests.helpers.tiny import write_pairs, write_reviews
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +53,7 @@ SHORT = (
     " --trainer.limit_test_batches 1"
 )
 WRITTEN = [
+    "runs/lab/short/report.md",
     "runs/first/checkpoints/best.onnx",
     "my_bert/model.safetensors",
     "my_graph/model.onnx",
@@ -100,7 +111,7 @@ def test_named_tests_and_options_exist() -> None:
     assert len(names) > 15
     for name in names:
         assert f"def {name}(" in tests, name
-    for name, file in re.findall(r"\[`[\w.]*?(\w+)`\]\(([\w/]+\.py)\)", text):
+    for name, file in re.findall(r"\[`[\w.]*?(\w+)`\]\(([\w./]+\.py)\)", text):
         code = (ROOT / "modules" / file).read_text()
         assert re.search(rf"(class|def) {name}\b|^{name}\b", code, re.M) or name in file, name
 
@@ -109,11 +120,50 @@ def test_the_first_page_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
+def metric_names(task: Any, **metadata: Any) -> list[str]:
+    """The metrics of an evaluation of data with this metadata."""
+    task.metadata = metadata
+    found: list[str] = []
+    for name, metric in task.make_metrics().items():
+        found += getattr(metric, "names", (name,))
+    values = {f"val/{name}": torch.ones(()) for name in [*found, "loss"]}
+    return found + [name.removeprefix("val/") for name in task.derived(values, "val")]
+
+
+def test_all_metrics_are_explained() -> None:
+    text = (ROOT / "tasks/README.md").read_text().partition("### Metrics")[2].partition("###")[0]
+    explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|(.*?)\|", text, re.M))))
+    targets = {"class_names": ["a", "b"], "num_classes": 2, "target_mean": 0, "target_std": 1}
+    names: list[str] = []
+    for problem in PROBLEMS:
+        for kind in (ViTTask, BertTask):
+            names += metric_names(kind(problem_type=problem), problem_type=problem, **targets)
+    names += metric_names(LMTask())
+    names += metric_names(MaskedLMTask(), next_sentence=True)
+    names += metric_names(Seq2SeqTask(), languages=("en", "de"))
+    assert set(names) - explained == set()
+
+
+def test_the_first_picture_and_its_figures_are_of_one_run() -> None:
+    """`digits.json` is the `summary.json` of the run whose `confusion.png` is `digits.png`."""
+    run = json.loads((ROOT / ".images/digits.json").read_text())
+    assert run["command"] == "python -m tasks.vit fit"
+    picture = hashlib.sha256((ROOT / ".images/digits.png").read_bytes()).hexdigest()
+    assert run["sha256 of confusion.png"] == picture
+    accuracy, seconds = f"{run['test/acc']:.3f}", f"{run['seconds']:.0f} s in all"
+    text = (ROOT / "README.md").read_text()
+    assert f"{accuracy} of the test digits are right, after {seconds}" in text
+    text = (ROOT / "tests/benchmarks/README.md").read_text()
+    assert f"{accuracy} on {run['test_samples']} held-out images, {seconds}" in text
+
+
 SIZES: dict[str, dict[str, Any]] = {  # of data, which presets leave open
     "vit": {"channels": 3, "num_classes": 2},
+    "mae": {"channels": 3},
     "bert": {"vocabulary": 9, "num_classes": 2},
     "mlm": {"vocabulary": 9},
     "lm": {"vocabulary": 9, "max_length": 8},
+    "igpt": {"vocabulary": 9, "output_vocabulary": 8, "max_length": 16},
     "seq2seq": {"source_vocabulary": 9, "target_vocabulary": 9, "max_length": 8},
 }
 
@@ -121,10 +171,12 @@ SIZES: dict[str, dict[str, Any]] = {  # of data, which presets leave open
 def exports(task: str, config: Any) -> bool:
     """Whether a network can be written for timm or Hugging Face."""
     build, families = {
-        "vit": (ViT, {"timm": TIMM}),
+        "vit": (build_image_net, {"timm": conversion(config).family} if task == "vit" else {}),
+        "mae": (MaskedAutoencoder, mae.FAMILIES),
         "bert": (BertClassifier, bert.FAMILIES),
         "mlm": (BertMaskedLM, bert.FAMILIES),
         "lm": (Decoder, decoder.FAMILIES),
+        "igpt": (Decoder, decoder.IMAGE_FAMILIES),
         "seq2seq": (Seq2Seq, seq2seq.FAMILIES),
     }[task]
     metadata = {"class_names": [], "problem_type": "", "mean": [], "std": []}
@@ -134,7 +186,9 @@ def exports(task: str, config: Any) -> bool:
         with suppress(ValueError):
             family.weights_to_external(net.state_dict(), config)
             if task == "vit":
-                timm_settings(config, metadata)
+                conversion(config).settings(config, metadata)
+            elif task == "mae":
+                family.config_to_external(config)
             elif task in ("bert", "mlm"):
                 family.config_to_external(config, None)
             else:
@@ -200,14 +254,22 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_commands(surroundings: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(
+    surroundings: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     epochs = 1
+    monkeypatch.setitem(NORMS, "my_norm", nn.LayerNorm)
     for line in "".join(blocks("bash")).splitlines():
+        line = line.removeprefix("TESSERA_TRUST=my_blocks ")
         command, arguments = shlex.split(line)[:3], shlex.split(line)[3:]
         assert re.fullmatch(r"python -m tasks\.\w+", " ".join(command)), line
         if arguments[0] == "fit" and "--help" not in arguments:
             epochs += "--resume" in arguments
             arguments += f"--trainer.max_epochs {epochs} {SHORT}".split()
+        if command[2] == "tasks.lab":
+            shorter = ["--steps", "1", "--seeds", "0"] if arguments[0] == "run" else []
+            assert run_lab([*arguments, *shorter]) == 0, capsys.readouterr().err
+            continue
         try:
             code = main(import_module(f"{command[2]}.__main__").APP, arguments)
         except SystemExit as stop:  # of --help

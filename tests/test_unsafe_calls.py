@@ -15,7 +15,8 @@ MODULES = {
     *("pandas", "transformers"),
 }
 READING = "tasks/checkpoints/reading.py"
-EXCEPT = {(READING, "pickle"), (READING, "zipfile")}  # the name of an error, and checksums
+# The name of an error, and checksums.
+EXCEPT = {(READING, "pickle"), ("tasks/vit/teacher.py", "pickle"), (READING, "zipfile")}
 
 
 def unsafe(tree: ast.AST) -> Iterator[str]:

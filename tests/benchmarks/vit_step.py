@@ -1,12 +1,13 @@
 """Training step of a ViT, ours against timm's as its users run it.
 
-    python -m tests.benchmarks.vit_step [--profile]
+    python -m tests.benchmarks.vit_step [--preset swin] [--profile]
 
-32 x 32 pixels, patch 4, 192 wide, 9 layers, 3 heads, batch 64, float32, two threads; forward,
-backward, AdamW.
+32 x 32 pixels, batch 64, float32, two threads; forward, backward, AdamW. The ViT has patch 4, 192
+wide, 9 layers, 3 heads; the Mixer the same sizes; Swin and its second version are `swin_cifar`.
 """
 
 from argparse import Namespace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,20 +31,45 @@ def training(net: Any, optimizer: Any) -> Round:
     return _compare.training(optimizer, loss, STEPS)
 
 
-def timm(_: Namespace) -> Round:
-    """timm's model with PyTorch's AdamW as it comes."""
-    from timm.models.vision_transformer import VisionTransformer
+def config_of(preset: str) -> Any:
+    """The config of a network."""
+    from modules.models.images import IMAGE_PRESETS
+    from modules.models.swin import second_version
 
-    sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 9, "num_heads": 3}
-    net = VisionTransformer(**sizes, num_classes=10)
+    if preset.startswith("swin"):
+        config: Any = IMAGE_PRESETS["swin_cifar"]
+        return second_version(config) if preset == "swinv2" else config
+    config = IMAGE_PRESETS["cifar_tiny"]
+    if preset == "mixer":
+        stack = replace(config.stack, order="mixer")
+        config = replace(config, pool="mean", position="none", stack=stack)
+    return config
+
+
+CLASSES = {
+    "cifar_tiny": "VisionTransformer",
+    "mixer": "MlpMixer",
+    "swin": "SwinTransformer",
+    "swinv2": "SwinTransformerV2",
+}
+
+
+def timm(options: Namespace) -> Round:
+    """timm's model with PyTorch's AdamW as it comes."""
+    import timm.models
+
+    from modules.pretrained.images import conversion
+
+    config = config_of(options.preset)
+    net = getattr(timm.models, CLASSES[options.preset])(**conversion(config).arguments(config))
     return training(net, torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05))
 
 
-def plain_malloc(_: Namespace) -> Round:
+def plain_malloc(options: Namespace) -> Round:
     """Our model with our optimizer, the allocator left alone."""
-    from modules.models.vit import VIT_PRESETS, ViT
+    from modules.models.images import build_image_net
 
-    net = ViT(VIT_PRESETS["cifar_tiny"])
+    net = build_image_net(config_of(options.preset))
     return training(net, _compare.our_optimizer(net))
 
 
@@ -73,6 +99,7 @@ def profile(name: str, run: Round) -> None:
 def main() -> None:
     """Parses the command line and prints the table."""
     parser = _compare.arguments(__doc__, 10)
+    parser.add_argument("--preset", default="cifar_tiny", choices=CLASSES, help="the network")
     parser.add_argument("--profile", action="store_true", help="print which operations take time")
     options = _compare.parse(parser, COMPETITORS)
     print(_compare.table(_compare.interleave(COMPETITORS, options.rounds), "images/s"))

@@ -159,7 +159,9 @@ def test_options_must_match_the_checkpoint(
     if tokenizer is not None and tokenizer.file == "{letters}":
         options = {"tokenizer": replace(tokenizer, file=letters(tmp_path))}
     with refused(UsageError, *names):
-        MODULES[kind](tmp_path, **options).set_metadata(metadata)
+        data = MODULES[kind](tmp_path, **options)
+        data.set_metadata(metadata)
+        data.setup("fit")  # where language models, which are tested at any length, refuse another
 
 
 # A class, and wrong values of its options; each is named.
@@ -170,7 +172,7 @@ WRONG: dict[Any, dict[str, Any]] = {
     PairTokenizerConfig: {"kind": None, "vocabulary": 7, "target_file": "x"},
     CorpusOptions: {"val_fraction": 0.0},
     ImageData: {"batch_size": 0, "image_size": 0, "source": "digit"},
-    MaskedTextData: {"source": "reviews"},
+    MaskedTextData: {"source": "digits"},
     CorpusData: {"packing": "rows", "max_length": 1, "batch_size": 0, "source": "web"},
     TranslationData: {"source": "text", "languages": "en-", "path": "multi30k", "max_length": 3},
 }

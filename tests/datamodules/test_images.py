@@ -119,6 +119,19 @@ def test_digits_are_those_of_scikit_learn_with_a_fixed_fifth_for_the_test() -> N
     assert np.abs(counts - np.bincount(labels) / 5).max() <= 0.5
 
 
+@pytest.mark.parametrize("size, warned", [(None, False), (31, False), (32, True)])
+def test_images_that_are_much_enlarged(
+    size: int | None, warned: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = ImageData(image_size=size)
+    data.setup("test")
+    assert not recwarn.list
+    data.setup("fit")
+    assert [f"8 x 8 pixels are enlarged to {size}" in str(w.message) for w in recwarn] == [
+        True
+    ] * warned
+
+
 def test_a_stratified_split_takes_the_fraction_of_every_class() -> None:
     labels = torch.tensor([0] * 50 + [2] * 10 + [3] * 2 + [4])
     first, second = stratified_split(labels, 0.2, seed=4)

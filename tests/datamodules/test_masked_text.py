@@ -155,7 +155,7 @@ def is_near(count: Tensor, total: int, probability: float) -> bool:
 
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("probability", [0.15, 0.4])
-def test_fractions(whole_words: bool, probability: float) -> None:
+def test_the_fractions_of_masked_tokens(whole_words: bool, probability: float) -> None:
     tokens = torch.randint(7, V, (1000, 202))
     tokens[:, 0] = 2
     tokens[:, -1] = 3

@@ -202,7 +202,7 @@ def test_prediction_needs_a_checkpoint_and_no_data_set(
         assert data.predict_samples == ["good", "bad"] and data.skipped == [f"line 2 of {path}"]
     for kind, name, options in (
         (UsageError, "--input", {}),
-        (DataError, "--text", {"text": " "}),
+        (UsageError, "--text", {"text": " "}),
         (UsageError, "/no/such", {"path": "/no/such"}),
         (UsageError, str(tmp_path), {"path": str(tmp_path)}),
     ):

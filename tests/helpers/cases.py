@@ -35,11 +35,19 @@ CASES = {  # by sampler: task and options
         "vit",
         f"--preset digits {RANDOM} --model.net.image_size 12 --data.source folder "
         "--data.path images --data.batch_size 4 --data.loading.memory_limit_mb 0 "
-        "--data.loading.num_workers 2 --trainer.max_epochs 3 --trainer.accumulate_grad_batches 2",
+        "--data.loading.num_workers 2 --data.balanced true --trainer.max_epochs 3 "
+        "--trainer.accumulate_grad_batches 2",
+    ),
+    "patches": (
+        "mae",
+        "--model.augment.crop_padding 1 --model.augment.flip 0.5 --model.net.stack.dropout 0.1 "
+        "--model.net.stack.drop_path 0.2 --model.net.decoder.dropout 0.1 --model.ema 0.9 "
+        "--trainer.max_epochs 2 --trainer.limit_train_batches 9 "
+        "--trainer.accumulate_grad_batches 2 --trainer.precision bf16-mixed",
     ),
     "length buckets": (
         "bert",
-        f"{TEXT} --trainer.max_epochs 2 --trainer.limit_train_batches 11 "
+        f"{TEXT} --data.balanced true --trainer.max_epochs 2 --trainer.limit_train_batches 11 "
         "--trainer.accumulate_grad_batches 3 --trainer.precision bf16-mixed",
     ),
     "tokens per batch": (
@@ -55,6 +63,12 @@ CASES = {  # by sampler: task and options
         "--trainer.accumulate_grad_batches 2 --trainer.check_val_every_n_epoch null",
     ),
     "random windows": ("lm", f"{LM} --model.ema 0.9 --model.samples.every 4"),
+    "pixels": (
+        "igpt",
+        "--model.net.stack.width 32 --model.net.stack.depth 2 --model.net.stack.heads 2 "
+        "--model.net.stack.dropout 0.1 --model.augment.flip 0.5 --trainer.max_epochs 3 "
+        "--trainer.limit_train_batches 6 --data.batch_size 16 --trainer.precision bf16-mixed",
+    ),
     "documents": (
         "lm",
         f"{LM} --data.packing documents --trainer.accumulate_grad_batches 2 "

@@ -96,5 +96,6 @@ def as_rank(
     trainer: Any = SimpleNamespace(world_size=world_size, global_rank=rank, current_epoch=0)
     trainer.limit_val_batches = trainer.limit_test_batches = limit
     trainer.strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer.state = SimpleNamespace(fn="fit")
     data.trainer = trainer
     return data

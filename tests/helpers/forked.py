@@ -140,7 +140,7 @@ def serve() -> None:
     torch.set_num_threads(1)
     modules = [
         f"tasks.{task}.{part}"
-        for task in ("vit", "bert", "mlm", "lm", "seq2seq")
+        for task in ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
         for part in ("__main__", "task")
     ]
     modules += ["tasks.training.interruption", "matplotlib.figure", "tests.helpers.faults"]

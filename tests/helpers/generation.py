@@ -54,7 +54,7 @@ def score(net: Any, prompt: Sequence[int], tokens: Sequence[int], penalty: float
 
 
 def greedy(net: Any, prompt: Sequence[int], count: int = NEW, stop: Any = ()) -> list[int]:
-    """The likeliest token each time; GPT looks back as far as `PromptDecoder` says."""
+    """The most likely token each time; GPT looks back as far as `PromptDecoder` says."""
     made: list[int] = []
     window = [*prompt]
     while len(made) < count and not (made and made[-1] in stop):

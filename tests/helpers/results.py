@@ -20,6 +20,12 @@ def checkpoint(run_folder: str | Path, name: str = "last") -> dict[str, Any]:
     return torch.load(Path(run_folder, "checkpoints", f"{name}.ckpt"), weights_only=True)
 
 
+def table(path: str | Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with open(path, newline="") as file:
+        return [*csv.DictReader(file)]
+
+
 def same(a: Any, b: Any) -> bool:
     """Whether two trees of tensors and primitives agree in every bit."""
     if isinstance(a, dict):

@@ -34,10 +34,12 @@ SMALL_S2S += (
 PAIRS = "--data.path pairs --data.languages en-up"
 TINY = {  # a small model of each task, on the data of `write_data`
     "vit": f"{NET} --model.net.stack.depth 1 --data.batch_size 16",
+    "mae": f"{NET} --model.net.stack.depth 1 --model.net.decoder.depth 1 --data.batch_size 16",
     "bert": f"{NET} --data.tokenizer.vocabulary 300 --data.batch_size 8",
     "mlm": f"--preset tiny {NET} --data.source hub --data.path hub --data.max_length 48 "
     "--data.batch_size 8 --data.tokenizer.vocabulary 70",
     "lm": f"{SMALL_LM} --data.path texts --data.tokenizer.vocabulary 400",
+    "igpt": f"{NET} --data.batch_size 16 --model.pictures.samples 2 --model.pictures.completions 1",
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
 }
 

@@ -121,7 +121,7 @@ def test_a_cache_is_freed_at_once_with_its_beams() -> None:
     gc.disable()  # there must be no circle of references
     try:
         beams = BeamCache(cache, 2, 3)
-        tables = (weakref.ref(cache.data), weakref.ref(beams.values[0]))
+        tables = (weakref.ref(cache.values), weakref.ref(beams.values[0]))
         del cache, beams
         assert [table() for table in tables] == [None, None]
     finally:

@@ -21,17 +21,19 @@ from modules.heads import POOLERS
 from modules.init import INITS
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
+from modules.models.images import IMAGE_PRESETS, build_image_net
 from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.models.seq2seq_config import ArchitectureName
-from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
+from modules.models.swin import SwinConfig
+from modules.models.vit import ViT, ViTConfig
 from modules.norm import NORMS
 from modules.patch_embedding import STEMS
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, build_position, resize_grid
+from modules.position import POSITIONS, Position, build_position, resize_grid
 from modules.rotary_scaling import RotaryScaling
 from modules.schema import from_dict
 from modules.transformer import ORDERS, Stack
-from tests.helpers.tiny_models import BERT, CROSS, LENGTH, VOCAB, new_cache, tiny
+from tests.helpers.tiny_models import BERT, CROSS, LENGTH, SEQ2SEQ, VOCAB, new_cache, tiny
 
 BLOCKS = StackConfig()
 CAUSAL = StackConfig(causal=True)
@@ -54,7 +56,35 @@ SCALED = {"scaling": {"kind": "llama3", "factor": 8.0}}
     ],
 )
 def test_options_name_the_entries_of_their_family(entries: dict[str, Any], literal: Any) -> None:
-    assert tuple(entries) == get_args(literal)
+    listed = get_args(literal)
+    if str in listed:  # Literal[...] | str
+        listed = get_args(listed[0])
+    assert tuple(entries) == listed
+
+
+@pytest.mark.parametrize("axes, config", [
+    (1, BertConfig), (1, DecoderConfig), (1, Seq2SeqConfig), (2, ViTConfig),
+])  # fmt: skip
+def test_options_name_all_position_encodings(axes: int, config: type) -> None:
+    text = re.sub(r"\s+", " ", config.__doc__ or "")
+    listed = re.findall(r"modules/position\.py: ([\w, ]+ or \w+)\.", text)[0]
+    fitting = [name for name, kind in POSITIONS.items() if axes in kind.dims]
+    assert re.split(", | or ", listed) == fitting
+    with pytest.raises(ValueError) as refusal:
+        config(position="sinusoid")
+    assert POSITIONS.keys() & set(re.findall(r"\w+", str(refusal.value))) == set(fitting)
+
+
+@pytest.mark.parametrize("own, grid", [(1, (3, 3)), (2, (9,))])
+def test_a_position_for_other_inputs_is_refused_with_those_that_fit(
+    own: int, grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type("Window", (Position,), {"dims": (own,)})
+    monkeypatch.setitem(POSITIONS, "window", kind)
+    with pytest.raises(ValueError, match=f"{own} ax.*{len(grid)} ax") as error:
+        build_position("window", {}, SMALL, grid)
+    named = re.findall(r"\w+", str(error.value).partition("choose from")[2])
+    assert named == [name for name, kind in POSITIONS.items() if len(grid) in kind.dims]
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -119,22 +149,52 @@ def test_an_own_attention_says_whether_it_takes_rotary_positions(
     ],
 )
 def test_a_wrong_variant_is_refused_with_the_choices(option: str, family: dict[str, Any]) -> None:
-    options: dict[str, Any] = {option: "batchnorm"}
+    wrong = f"{next(iter(family))}s"
+    options: dict[str, Any] = {option: wrong}
+    is_of_blocks = hasattr(BLOCKS, option)
     with pytest.raises(ValueError) as refusal:
         if option == "pooler":
-            BertClassifier(replace(BERT, **options))
-        elif hasattr(BLOCKS, option):
-            ViT(ViTConfig(stack=replace(BLOCKS, **options)))
+            replace(BERT, **options)
+        elif is_of_blocks:
+            ViTConfig(stack=replace(BLOCKS, **options))
         else:
-            ViT(ViTConfig(**options))
-    assert str(refusal.value) == f'{option} is "batchnorm"; choose one of {", ".join(family)}.'
+            ViTConfig(**options)
+    name = f"stack.{option}" if is_of_blocks else option
+    choices = ", ".join(family)
+    hint = f"did you mean {next(iter(family))}?"
+    assert str(refusal.value) == f'{name} is "{wrong}"; choose one of {choices} ({hint}).'
+
+
+@pytest.mark.parametrize(
+    "option, family, value",
+    [
+        ("norm", NORMS, nn.LayerNorm),
+        ("feedforward", FEEDFORWARDS, FEEDFORWARDS["gelu"]),
+        ("order", ORDERS, ORDERS["pre"]),
+        ("attention", ATTENTIONS, MultiHeadAttention),
+        ("init", INITS, INITS["xavier"]),
+    ],
+)
+def test_an_entry_of_your_own_is_used_by_every_model(
+    option: str, family: dict[str, Any], value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(family, "own", value)
+    stack: Any = {option: "own"}
+    nets = [
+        ViT(ViTConfig(stack=replace(BLOCKS, **stack), image_size=8, patch_size=4)),
+        BertMaskedLM(replace(BERT, stack=replace(BERT.stack, **stack))),
+        Decoder(DecoderConfig(VOCAB, LENGTH, stack=replace(CAUSAL, **stack))),
+        Seq2Seq(replace(SEQ2SEQ, decoder=replace(SEQ2SEQ.decoder, **stack))),
+    ]
+    for net in nets:  # a checkpoint has the config as primitives
+        assert from_dict(type(net.config), json.loads(json.dumps(asdict(net.config)))) == net.config
 
 
 @pytest.mark.plain_every(3)
 @pytest.mark.parametrize(
     "preset",
     [
-        *VIT_PRESETS.values(),
+        *IMAGE_PRESETS.values(),
         *BERT_PRESETS.values(),
         *DECODER_PRESETS.values(),
         *SEQ2SEQ_PRESETS.values(),
@@ -145,9 +205,9 @@ def test_presets_come_back_from_json_and_run(preset: Any) -> None:
     assert from_dict(type(preset), json.loads(json.dumps(asdict(preset)))) == preset
     tokens = torch.zeros(2, 7, dtype=torch.int64, device="meta")
     with torch.device("meta"):
-        if isinstance(preset, ViTConfig):
+        if isinstance(preset, ViTConfig | SwinConfig):
             images = torch.empty(2, preset.channels, preset.image_size, preset.image_size)
-            assert ViT(preset)(images).shape == (2, preset.num_classes)
+            assert build_image_net(preset)(images).shape == (2, preset.num_classes)
         elif isinstance(preset, BertConfig):
             config = replace(preset, vocabulary=VOCAB, num_classes=3)
             assert BertClassifier(config)(tokens).shape == (2, 3)
@@ -176,6 +236,9 @@ def test_encoder_decoders_have_the_published_sizes() -> None:
 
 ALONE: list[tuple[Any, dict[str, list[Any]]]] = [  # wrong values of options, named by the option
     (BLOCKS, {"width": [10], "depth": [10**7], "kv_heads": [2], "norm_eps": [0.0]}),
+    (BLOCKS, {"value_dim": [0]}),
+    (replace(BLOCKS, order="no_residual"), {"drop_path": [0.1], "init": ["zero_residual"]}),
+    (BERT, {"embedding_width": [0]}),
     (ViTConfig(), {"register_tokens": [-1], "class_token": [False]}),
     (BERT, {"segments": [-1], "pad_id": [VOCAB, -1]}),
     (RotaryScaling(), {"factor": [0.5], "low_freq_factor": [4.0, 0.0], "original_max_length": [0]}),
@@ -214,7 +277,7 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (BERT, {"segments": 1, "next_sentence": True}, "next_sentence"),
     (DecoderConfig(), {"sliding_window": 8, "max_length": 9}, "sliding_window"),
     (DecoderConfig(), {"position": "sincos2d"}, "sincos2d"),
-    (DecoderConfig(), {"stack": BLOCKS}, "stack.causal"),
+    (DecoderConfig(), {"embedding_width": 0}, "embedding_width"),
     (DecoderConfig(), {"stack": CROSS}, "stack.cross_attention"),
     (DecoderConfig(), {"position": "rotary", "stack": ADDITIVE}, "attention"),
     (DecoderConfig(), {"position_options": {"scaling": {}}}, '"scaling"'),
@@ -291,7 +354,7 @@ SMALL = StackConfig(8, heads=2)
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: ViT(replace(VIT_PRESETS["digits"], channels=None)),
+        lambda: ViT(replace(ViTConfig(), channels=None)),
         lambda: tiny("bert", vocabulary=None),
         lambda: tiny("bert", num_classes=None),
         lambda: tiny("gpt", vocabulary=None),
@@ -300,6 +363,7 @@ SMALL = StackConfig(8, heads=2)
         lambda: tiny("encoder_decoder", target_vocabulary=None),
         lambda: tiny("vit")(torch.zeros(1, 1, 9, 9)),
         lambda: tiny("bert")(LONG),
+        lambda: tiny("bert", position="none", pool="flatten")(LONG),
         lambda: tiny("bert", segments=0)(LONG[:, :2], None, LONG[:, :2]),
         lambda: tiny("masked", next_sentence=False).sentence_logits(ROWS),
         lambda: tiny("gpt")(LONG),

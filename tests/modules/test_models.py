@@ -1,5 +1,6 @@
 """Text models, encoders and decoders alike: padding, order, losses, shared tables, memory."""
 
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -45,8 +46,11 @@ OWN_OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *(("bert", {"pooler": name}) for name in POOLERS),
     ("bert", {"segments": 0}),
     ("bert", {"embedding_norm": False}),
+    ("bert", {"embedding_width": 10}),
     ("masked", {}),
     ("gpt", {"tied": False}),
+    ("gpt", {"embedding_width": 10}),
+    ("gpt", {"embedding_width": 10, "tied": False, "position": "rotary"}),
     *((kind, {"tying": name}) for kind in DECODERS[1:] for name in TYINGS),
     *(
         (kind, {"embedding_norm": True, "output_bias": True, "scale_embedding": False})
@@ -266,9 +270,55 @@ def test_start_values_of_tables() -> None:
     padded = BertClassifier(replace(BERT, pad_id=2)).encoder.embed.weight
     assert not padded[2].any()
     assert padded[[0, 1, 3]].any(1).all()
+    scaled = BertClassifier(replace(BERT, pad_id=2, vocabulary=2000, position="sinusoidal"))
+    assert scaled.encoder.embed(tokens).std().item() == pytest.approx(1, abs=0.02)
+    assert not scaled.encoder.embed.weight[2].any()
+    for tied, init, std in ((True, "gpt2", None), (False, "gpt2", 0.02), (True, "kaiming", 0.102)):
+        stack = StackConfig(192, 1, init=init, causal=True)
+        net = Decoder(DecoderConfig(2000, 9, "sinusoidal", tied=tied, stack=stack))
+        assert net.embed(tokens).std().item() == pytest.approx(1, abs=0.02)
+        weight = net.stack.blocks[0].attention.qkv.weight
+        if std is None:  # Xavier: uniform up to sqrt(6 / (inputs + outputs))
+            assert weight.abs().max().item() == pytest.approx((6 / (4 * 192)) ** 0.5, rel=0.01)
+        else:
+            assert weight.std().item() == pytest.approx(std, rel=0.02)
     gpt = Decoder(DecoderConfig(2000, 9, tied=False, stack=StackConfig(causal=True)))
     for table in (gpt.embed, gpt.unembed):
         assert table.weight.std().item() == pytest.approx(0.0176, rel=0.02)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [24, 10])
+@pytest.mark.parametrize("kind", ["gpt", "bert", "masked"])
+def test_sinusoidal_positions_are_added_to_scaled_embeddings(kind: str, width: int) -> None:
+    waves = torch.tensor(  # channels 2i: sin(n / 10000^(2i / E)); 2i + 1: cos of the same
+        [
+            [
+                (math.cos if c % 2 else math.sin)(n / 10000 ** ((c - c % 2) / width))
+                for c in range(width)
+            ]
+            for n in range(LENGTH)
+        ]
+    )
+    for position, scale_embedding, scaled in (
+        ("sinusoidal", None, True),
+        ("sinusoidal", False, False),
+        ("learned", None, False),
+        ("learned", True, True),
+    ):
+        options: dict[str, Any] = {"position": position, "scale_embedding": scale_embedding}
+        if kind != "gpt":
+            options |= {"segments": 0, "embedding_norm": False, "next_sentence": False}
+        net = tiny(kind, embedding_width=None if width == 24 else width, **options)
+        body = net if kind == "gpt" else net.encoder
+        inputs: list[Tensor] = []
+        body.dropout.register_forward_pre_hook(
+            lambda _, given, inputs=inputs: inputs.append(*given)
+        )
+        tokens = random_tokens()
+        net(tokens)
+        vectors = body.embed.weight[tokens] * (math.sqrt(width) if scaled else 1)
+        close(inputs[0], vectors + (waves if position == "sinusoidal" else body.position.table))
 
 
 def test_dropout_is_where_bert_has_it() -> None:
@@ -319,8 +369,8 @@ def test_caches_have_the_type_of_autocast_or_of_the_weights(kind: str) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         cache = new_cache(net, range(3), 4)
         hidden(net, random_tokens(3, 4), cache=cache)
-    assert cache.data.dtype == torch.bfloat16
-    assert new_cache(net.to(torch.float16), range(3), 4).data.dtype == torch.float16
+    assert cache.keys.dtype == cache.values.dtype == torch.bfloat16
+    assert new_cache(net.to(torch.float16), range(3), 4).values.dtype == torch.float16
 
 
 def allocated(length: int, position: str) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from modules.attention import AdditiveAttention, MultiHeadAttention
 from modules.config import StackConfig
 from modules.masks import NO_MASK, Mask, causal, padding
-from modules.patch_embedding import ResidualStem
+from modules.patch_embedding import PatchStem, ResidualStem
 from modules.position import POSITIONS, build_position, grid_positions
 from modules.record import WeightRecorder
 from modules.transformer import Stack
@@ -145,6 +145,23 @@ def test_parallel_block_is_the_papers() -> None:
     close(net(x), x + block.attention(normed) + block.feedforward(normed))
 
 
+def test_norms_at_the_end_of_residual_branches_are_timms() -> None:
+    timm = pytest.importorskip("timm.models.vision_transformer")
+    net = Stack(StackConfig(E, 1, H, order="res_post", final_norm=False))
+    x = torch.randn(B, N, E)
+    assert torch.equal(net(x), x)  # at first
+    block = shaken(net).blocks[0]
+    theirs = timm.ResPostBlock(E, H, qkv_bias=True)
+    names = {"qkv": "attn.qkv", "output": "attn.proj", "up": "mlp.fc1", "down": "mlp.fc2"}
+    theirs.load_state_dict(
+        {
+            ".".join([names.get(part, part) for part in name.split(".")[-2:]]): value
+            for name, value in block.state_dict().items()
+        }
+    )
+    close(net(x), theirs(x))
+
+
 def test_a_part_of_each_head_is_rotated_as_llamas() -> None:
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     rotary = build_position("rotary", {"fraction": 0.5}, StackConfig(64, heads=4), (16,))
@@ -211,3 +228,14 @@ def test_residual_stem_by_functions_of_torch(training: bool) -> None:
         x = x + normalised(x, f"{first + 4}.conv", f"{first + 4}.norm", 1)
     assert found.shape == (B, 16, 32)
     close(found, x.flatten(2).mT, atol=1e-5)
+
+
+def test_patches_are_those_of_a_convolution() -> None:
+    stem = PatchStem(3, E, 4)
+    images = torch.randn(B, 3, 12, 20, requires_grad=True)
+    inputs = (images, stem.conv.weight, stem.conv.bias)
+    outputs = (stem(images), stem.conv(images).flatten(2).mT)  # (B, N, E) each
+    close(*outputs)
+    direction = torch.randn(B, 15, E)
+    ours, theirs = (torch.autograd.grad(output, inputs, direction) for output in outputs)
+    close(ours, theirs, atol=1e-4)

@@ -15,9 +15,10 @@ from modules.pretrained.family import TransformersFamily, config_from_huggingfac
 from modules.pretrained.weights import load_weights
 
 Settings = dict[str, Any]
+DECODER_FAMILIES = {**decoder.FAMILIES, **decoder.IMAGE_FAMILIES}
 FAMILIES: dict[str, TransformersFamily[Any]] = {
     **bert.FAMILIES,
-    **decoder.FAMILIES,
+    **DECODER_FAMILIES,
     **seq2seq.FAMILIES,
 }
 VOCABULARY = 61
@@ -43,6 +44,7 @@ DISTILBERT: Settings = {
 ROBERTA: Settings = {**ENCODER, "pad_token_id": 1}
 ENDLESS: Settings = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
 GPT2: Settings = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 128, **ENDLESS}
+IMAGEGPT: Settings = {**GPT2, "activation_function": "quick_gelu"}
 ROTARY: Settings = {
     "hidden_size": 48,
     "num_hidden_layers": 2,
@@ -137,6 +139,7 @@ MODELS = {  # one for each class
     "RobertaForMaskedLM": ROBERTA,
     "RobertaForSequenceClassification": ROBERTA,
     "GPT2LMHeadModel": GPT2,
+    "ImageGPTForCausalImageModeling": IMAGEGPT,
     "LlamaForCausalLM": ROTARY,
     "MistralForCausalLM": {**ROTARY, "head_dim": 20, "sliding_window": 96},
     "Qwen2ForCausalLM": {**ROTARY, "tie_word_embeddings": True},
@@ -186,7 +189,7 @@ VARIANTS = {  # our network -> its variants: class of theirs, options that diffe
 PLAIN = ("LlamaForCausalLM", "BertForMaskedLM", "MarianMTModel")  # others: slow
 CASES = {name: Case(name, settings) for name, settings in MODELS.items()}
 CASES |= {name: Case(kind, {**MODELS[kind], **more}) for name, (kind, more) in VARIANTS.items()}
-DECODERS = [case for case in CASES.values() if case.family in decoder.FAMILIES]
+DECODERS = [case for case in CASES.values() if case.family in DECODER_FAMILIES]
 SEQ2SEQ = [case for case in CASES.values() if case.family in seq2seq.FAMILIES]
 
 
@@ -242,7 +245,7 @@ def texts(config: Any, lengths: tuple[int, ...] = (29, 11, 20), left: bool = Fal
     inputs = {"input_ids": tokens, "attention_mask": mask.long()}
     if config.model_type == "bert":
         inputs["token_type_ids"] = (positions > 3).long().expand_as(tokens)
-    if config.model_type in decoder.FAMILIES:
+    if config.model_type in DECODER_FAMILIES:
         inputs["position_ids"] = (mask.long().cumsum(1) - 1).clamp(min=0)
     if config.model_type in seq2seq.FAMILIES:
         target = torch.randint(3, 50, (len(lengths), 30))

@@ -96,7 +96,10 @@ def test_configs_of_theirs(name: str, entries: Settings, named: str) -> None:
 
 
 POSITIONS = ("learned", "sinusoidal", "rotary", "alibi", "t5", "none")
-FEEDFORWARDS = ("relu", "relu2", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh")
+FEEDFORWARDS = (
+    *("relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu"),
+    *("swiglu", "geglu", "geglu_tanh"),
+)
 SWITCHES = ("embedding_norm", "scale_embedding", "output_bias", "tied", "next_sentence")
 SWITCHES += ("final_norm", "bias", "qk_norm")
 BIASES: list[Settings] = [
@@ -108,7 +111,7 @@ OPTIONS: list[Settings] = [  # of our configs, or of both stacks, or of one
     {},
     *({"position": name} for name in POSITIONS),
     *({"feedforward": name} for name in FEEDFORWARDS),
-    *({"order": name} for name in ("pre", "post", "parallel")),
+    *({"order": name} for name in ("pre", "post", "parallel", "res_post", "no_residual")),
     *({"tying": name} for name in ("all", "inputs", "target", "none")),
     *({"pooler": name} for name in ("none", "tanh", "relu")),
     *({name: value} for name in SWITCHES for value in (True, False)),
@@ -118,14 +121,17 @@ OPTIONS: list[Settings] = [  # of our configs, or of both stacks, or of one
     {"architecture": "prefix"},
     {"segments": 0},
     {"pool": "mean"},
+    {"pool": "flatten"},
+    {"embedding_width": 10},
+    {"causal": False},
+    {"value_dim": 5},
     {"pad_id": 3},
     {"sliding_window": 128},
     {"kv_heads": 1},
     {"head_dim": 16, "heads": 2},
     {"heads": 5, "kv_heads": 5, "head_dim": 8},
-    {"attention": "additive"},
-    {"norm": "rmsnorm"},
-    {"norm": "layernorm"},
+    *({"attention": name} for name in ("unscaled", "bilinear", "additive", "cosine")),
+    *({"norm": name} for name in ("rmsnorm", "layernorm", "batchnorm", "none")),
     {"norm_eps": 1e-3},
     {"layer_scale": 0.1},
     {"conv_kernel": 4},
@@ -193,19 +199,20 @@ def test_options_of_ours_are_refused_by_name_or_come_back(name: str) -> None:
     "name", [name for name in MODELS if CASES[name].family not in bert.FAMILIES]
 )
 def test_the_first_family_that_takes_a_model_is_found(name: str) -> None:
-    kind: Any = seq2seq if CASES[name].family in seq2seq.FAMILIES else decoder
-    assert matching_family(CASES[name].ours(), kind.FAMILIES).name == CASES[name].family
+    all_families: list[Any] = [seq2seq.FAMILIES, decoder.FAMILIES, decoder.IMAGE_FAMILIES]
+    (families,) = [found for found in all_families if CASES[name].family in found]
+    assert matching_family(CASES[name].ours(), families).name == CASES[name].family
     for options in ({}, *BIASES, {"heads": 5, "kv_heads": 5, "head_dim": 8}, {"tying": "inputs"}):
         try:
             config = changed(name, options)
         except TypeError:
             continue
-        taken = [family for family in kind.FAMILIES if check_options(name, options, family)]
+        taken = [family for family in families if check_options(name, options, family)]
         if taken:
-            assert matching_family(config, kind.FAMILIES).name == taken[0]
+            assert matching_family(config, families).name == taken[0]
         else:
             with pytest.raises(ValueError):
-                matching_family(config, kind.FAMILIES)
+                matching_family(config, families)
 
 
 @pytest.mark.parametrize(

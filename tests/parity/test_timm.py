@@ -42,6 +42,8 @@ LOADED = [
     "vit_small_patch14_reg4_dinov2",
     "vit_wee_patch16_reg1_gap_256",
     "vit_intern300m_patch14_448",
+    "vit_tiny_r_s16_p8_224",
+    "deit_tiny_distilled_patch16_224",
 ]
 REFUSED = [
     "vit_base_patch16_rpn_224",
@@ -52,9 +54,8 @@ REFUSED = [
     "vit_base_patch16_siglip_224",
     "vit_giant_patch14_dinov2",
     "vit_dwee_patch16_reg1_gap_256",
-    "vit_tiny_r_s16_p8_224",
+    "vit_small_r26_s32_224",
     "vit_relpos_small_patch16_rpn_224",
-    "deit_tiny_distilled_patch16_224",
     "eva02_tiny_patch14_224",
     "test_vit3",
     "test_vit4",
@@ -77,7 +78,7 @@ def loads(name: str, source: str) -> bool:
     if isinstance(theirs.head, nn.Identity):  # it gives features, whose size without a norm is any
         theirs.head = nn.LayerNorm(small.stack.width, elementwise_affine=False)
     net = ViT(small).eval()
-    state = TIMM.weights_from_external(theirs.state_dict(), small, found.prefix_positions)
+    state = TIMM.weights_from_external(theirs.state_dict(), small, **found.layout)
     if "head.linear.weight" not in state:
         net.head.linear = theirs.head
     net.load_state_dict(state)

@@ -26,7 +26,9 @@ EXPORTED: dict[str, list[Any]] = {  # option: values that timm has, too
     "num_classes": [7],
     "pool": ["mean", "max"],
     "class_token": [True],
+    "distillation_token": [True],
     "register_tokens": [3],
+    "stem": ["hybrid"],
     "norm_after_pool": [True],
     "head_dropout": [0.1],
     "stack.width": [64],
@@ -49,26 +51,29 @@ EXPORTED: dict[str, list[Any]] = {  # option: values that timm has, too
     "stack.init": ["xavier"],
 }
 NOT_EXPORTED: dict[str, list[Any]] = {  # option: values that it does not have
-    "pool": ["attention"],
+    "pool": ["attention", "sequence", "flatten"],
     "position": ["none", "sinusoidal", "sincos2d", "rotary2d", "alibi", "t5"],
-    "stem": ["conv", "convpool", "resnet"],
+    "stem": ["conv", "convpool", "cct", "resnet"],
     "stack.kv_heads": [2],
     "stack.head_dim": [8],
-    "stack.attention": ["additive"],
+    "stack.value_dim": [8],
+    "stack.attention": ["unscaled", "bilinear", "additive", "cosine"],
     "stack.conv_kernel": [3],
     "stack.feedforward": ["relu2", "swiglu", "geglu", "geglu_tanh"],
-    "stack.norm": ["rmsnorm"],
+    "stack.norm": ["rmsnorm", "batchnorm", "none"],
     "stack.norm_eps": [1e-5],
-    "stack.order": ["post", "parallel"],
+    "stack.order": ["post", "parallel", "res_post", "no_residual", "cct"],
     "stack.bias": [False],
     "stack.mlp_bias": [False],
 }
 NEVER = {  # no ViT has these
+    "architecture",
     "position_options",
     "stack",
     "stack.causal",
     "stack.cross_attention",
     "stack.context_width",
+    "stack.token_mlp_width",
 }
 
 

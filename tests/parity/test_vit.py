@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from modules.config import StackConfig
 from modules.models.vit import VIT_PRESETS, ViT, ViTConfig
 from modules.pretrained.timm import config_from_timm_model, config_from_timm_state
-from modules.pretrained.vit import FAMILIES, TIMM
+from modules.pretrained.vit import TIMM
+from modules.pretrained.vit_transformers import FAMILIES
 from tests.parity.vit import (
     PLAIN,
     changed,

@@ -10,7 +10,7 @@ from torch import nn
 
 from modules.config import StackConfig
 from modules.models.vit import ViT, ViTConfig
-from modules.pretrained.vit import FAMILIES
+from modules.pretrained.vit_transformers import FAMILIES
 
 PLAIN = ViTConfig(32, 8, 3, 5, stack=StackConfig(width=48, depth=2, heads=4))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tasks.tracking import evaluation_figures, report
-from tasks.vit import attend
+from tasks.igpt import pictures, probe
+from tasks.tracking import evaluation_figures, picture_grid, report
 from tests.helpers.cases import UninterruptedRuns
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.forked import Server
@@ -34,7 +34,7 @@ def own_folder(tmp_path: Path, monkeypatch: Patch) -> None:
 @pytest.fixture(autouse=True)
 def blank_pictures(monkeypatch: Patch) -> None:
     """Leaves the figures of runs empty: drawing takes longer than training a tiny network."""
-    for module in (report, evaluation_figures, attend):
+    for module in (report, evaluation_figures, picture_grid, pictures, probe):
         monkeypatch.setattr(module, "write_png", lambda figure, path: BLANK.save(path, "png"))
 
 

@@ -11,14 +11,16 @@ from torch._dynamo.utils import counters
 from tests.helpers.command import Console, Patch, process, run
 from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, summary
-from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, write_data
+from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, PAIRS, TINY, picture, write_data
 
 DEFAULT_SECONDS = 300  # of any default run: 90 to 120 on a fast processor, more beside other jobs
 DEFAULT_RUNS = [  # task, metric, and the interval in which it lies
     ("vit", "test/acc", 0.98, 1),
+    ("mae", "test/loss", 0.1, 0.45),
     ("bert", "test/acc", 0.97, 1),
     ("mlm", "test/acc", 0.2, 1),
     ("lm", "test/bits_per_byte", 1, 2.3),
+    ("igpt", "test/bits_per_dim", 1.5, 2.2),
     ("seq2seq", "test/exact", 0.98, 1),
 ]
 
@@ -55,6 +57,8 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("vit", ""): [2.6263, 2.5575, 2.3401, 2.4245],
     ("vit", "--model.net.channels 3 --model.ema 0.5"): [2.6523, 2.7946, 2.4458, 2.4657],
     ("vit", AUGMENT): [2.5188, 2.6506, 2.2447, 2.4370],
+    ("mae", ""): [4.9273, 3.7385, 3.4131, 3.3704],
+    ("mae", SAME_BATCH): [4.9273, 4.7288, 4.9452, 4.7953],
     ("bert", ""): [0.6841, 0.649, 0.7301, 0.6986],
     ("bert", R_DROP): [0.687, 0.6602, 0.721, 0.6984],
     ("mlm", ""): [4.2726, 4.2206, 4.2328, 4.2278],
@@ -67,6 +71,7 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("lm", DOCUMENTS): [5.9861, 5.9804, 5.9603, 5.9573],
     ("lm", "--model.z_loss 0.1"): [9.5801, 9.5776, 9.5832, 5.9831],
     ("lm", ACCUMULATE): [5.9867, 5.9899, 5.9658, 5.9733],
+    ("igpt", ""): [2.839, 2.7117, 2.6752, 2.6897],
     ("seq2seq", ""): [3.3687, 3.1083, 2.8405, 2.7051],
     ("seq2seq", NO_SMOOTHING): [3.6347, 3.0415, 2.7187, 2.7568],
     ("seq2seq", "--model.ema 0.5"): [3.3687, 3.1083, 2.8405, 2.7105],
@@ -85,10 +90,12 @@ def test_losses_of_three_steps(task: str, options: str) -> None:
 
 
 COMMANDS = {
-    "bert": {"fit", "export", "predict"},
-    "mlm": {"fit", "export"},
-    "lm": {"fit", "export", "generate", "score"},
-    "seq2seq": {"fit", "export", "translate", "attend"},
+    "mae": {"fit", "export"},
+    "bert": {"fit", "export", "look", "predict"},
+    "mlm": {"fit", "export", "look"},
+    "lm": {"fit", "export", "look", "generate", "score"},
+    "igpt": {"fit", "export", "generate", "probe"},
+    "seq2seq": {"fit", "export", "look", "translate"},
 }
 GENERATION = {
     "lm": "--model.samples.generation.max_new_tokens 4",
@@ -106,9 +113,11 @@ def test_suggested_commands_run(task: str, console: Console) -> None:
     out, _ = console.printed(line, task)
     suggested = re.findall(rf"python -m tasks\.{task} (.*)", out)
     assert {line.split()[0] for line in suggested} == COMMANDS[task]
+    picture(12).save("FILE.png")
     Path("FILE.txt").write_text("An object is what has a type. " * 40)
     for line in suggested:
-        line = line.replace("epochs N", "epochs 2").replace("FILE", "FILE.txt")
+        file = "FILE.png" if task == "igpt" else "FILE.txt"
+        line = line.replace("epochs N", "epochs 2").replace("FILE", file)
         console.printed(line.replace('"..."', '"two three"'), task)
 
 

@@ -155,3 +155,17 @@ def test_texts_of_other_problem_types_are_learned(
             set(row["labels"].split(",")) == set(row["predictions"].split(",")) for row in rows
         ]
         assert sum(exact) / len(exact) == pytest.approx(summary["test/exact_match"], abs=1e-3)
+
+
+@pytest.mark.parametrize("task", ["vit", "bert"])
+def test_a_run_says_that_it_uses_a_part_of_the_labels(task: str, console: Console) -> None:
+    line = f"fit {NET} --trainer.max_epochs 1 --trainer.limit_val_batches 1 --model.net.pool mean"
+    line += " --trainer.limit_test_batches 1 --data.label_fraction 0.05 --run_dir r"
+    out, _ = console.printed(line, task)
+    (first,) = (text for text in out.splitlines() if text.startswith("data "))
+    count = {"vit": 65, "bert": 400}[task]
+    assert f"{count} training (5 % of the labels)" in first
+    resumed = "fit --resume r --trainer.max_epochs 2"
+    assert f"{count} training (5 %" in console.printed(resumed, task)[0]
+    error = console.refused(f"{resumed} --data.label_fraction 0.1", "training samples", task=task)
+    assert str(count) in error

@@ -13,9 +13,9 @@ from tests.helpers.tiny import write_corpus, write_images, write_pairs, write_re
 from tests.test_readme import write_parquet
 
 EVERY = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
-ELSEWHERE = ("configs/trainer", "configs/sweep")  # see test_launch.py and test_loggers.py
+ELSEWHERE = ("configs/trainer", "configs/sweep", "configs/lab")  # each has tests of its own
 CONFIGS = [config for config in EVERY if not config.startswith(ELSEWHERE)]
-TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
+TASKS = ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
 FEW = (
     "--trainer.limit_train_batches 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1 "
     "--trainer.max_epochs 1 --trainer.max_time null --data.batch_size 4 "
@@ -23,6 +23,7 @@ FEW = (
 )
 SHALLOW = "--model.net.stack.depth 1"
 SMALL = {
+    "mae": f"{SHALLOW} --model.net.decoder.depth 1",
     "lm": f"{SHALLOW} --trainer.max_steps -1 --trainer.val_check_interval 1.0 "
     "--trainer.check_val_every_n_epoch 1 --trainer.accumulate_grad_batches 1 "
     "--data.max_length 32 --model.samples.generation.max_new_tokens 4",
@@ -52,7 +53,7 @@ def write_data(task: str, config: str) -> str:
         return f"--data.path {write_corpus(Path('texts'))}"
     if source != "hub":
         return ""
-    if task == "vit":
+    if task in ("vit", "mae", "igpt"):
         column, classes = ("fine_label", 100) if "cifar100" in config else ("label", 10)
         write_parquet(Path("hub"), column, classes)
     else:
@@ -72,6 +73,12 @@ def test_options(config: str, console: Console) -> None:
 def test_config(config: str) -> None:
     task = task_of(config)
     more = f"{write_data(task, config)} {SMALL.get(task, SHALLOW)}"
+    if "swin" in config:
+        more = more.replace(SHALLOW, "--model.net.depths [1,1,1] --model.net.stack.depth 3")
+    if "teacher" in read_config(config).get("model", {}):
+        plain = config.replace("_deit", "")
+        assert run(f"fit --config {plain} {more} {FEW} --run_dir teacher", task) == 0
+        more += " --model.teacher.path teacher"
     assert run(f"fit --config {config} {more} {FEW}", task) == 0
     assert sum("train/loss" in row for row in metrics("r")) == 2
     assert Path("r/checkpoints/best.ckpt").exists()

@@ -1,18 +1,23 @@
 """The packages of `pip install tessera` suffice for training; a missing extra is named."""
 
 import re
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from datamodules.utils.errors import UsageError
-from datamodules.utils.extras import extra
+from datamodules.utils.extras import requires_extra
+from tests.datamodules.tokenizers.test_sentencepiece import ENGLISH, train
 from tests.helpers.command import process
-from tests.helpers.packages import EXTRAS, ROOT, hide, outside_core
+from tests.helpers.packages import EXTRAS, PROJECT, ROOT, hide, normal, outside_core
 from tests.helpers.tiny import FEW_STEPS, NET, write_images, write_reviews
 
 ONNX = "export --format onnx --output a.onnx --ckpt_path"
 HUB = f"fit --preset tiny {NET} --data.source hub --data.dataset.name nobody/nothing --run_dir r"
+SENTENCEPIECE = "fit --data.tokenizer.file only.spm --run_dir r"
+WANDB = f"fit {FEW_STEPS} --config configs/logger/wandb.yaml --run_dir r"
 TENSORBOARD = f"fit {FEW_STEPS} --config configs/logger/tensorboard.yaml --run_dir r"
 
 
@@ -22,7 +27,7 @@ def test_extras_are_those_that_the_code_names() -> None:
         for folder in ("datamodules", "tasks")
         for path in (ROOT / folder).rglob("*.py")
     ]
-    named = set(re.findall(r'with extra\("(\w+)"\)', "".join(texts)))
+    named = set(re.findall(r'with requires_extra\("(\w+)"\)', "".join(texts)))
     assert named == EXTRAS.keys() - {"all", "dev", "ray"}  # users import Ray themselves
     (everything,) = EXTRAS["all"]
     assert set(re.findall(r"\w+", everything)) == {"tessera", "ray", *named}
@@ -31,9 +36,9 @@ def test_extras_are_those_that_the_code_names() -> None:
 
 def test_only_missing_packages_are_turned_into_the_sentence() -> None:
     sentence = r'^nowhere is not installed: pip install "tessera\[hub\]"$'
-    with pytest.raises(UsageError, match=sentence), extra("hub"):
+    with pytest.raises(UsageError, match=sentence), requires_extra("hub"):
         import nowhere  # noqa: F401
-    with pytest.raises(ImportError, match="nothing_here"), extra("hub"):
+    with pytest.raises(ImportError, match="nothing_here"), requires_extra("hub"):
         from json import nothing_here  # type: ignore[attr-defined]  # noqa: F401
 
 
@@ -44,27 +49,66 @@ def test_only_missing_packages_are_turned_into_the_sentence() -> None:
         (f"{ONNX} BEST", "vit", "onnx", "export"),
         (f"{ONNX} BEST", "vit", "onnxscript", "export"),
         (HUB, "bert", "datasets", "hub"),
+        (SENTENCEPIECE, "bert", "sentencepiece", "sentencepiece"),
         (TENSORBOARD, "vit", "tensorboard", "tensorboard"),
     ],
 )
 def test_a_missing_extra_is_named(
     line: str, task: str, package: str, name: str, best: Path, tmp_path: Path
 ) -> None:
+    if package == "sentencepiece":
+        line = line.replace("only.spm", str(train(tmp_path.parent, "only", ENGLISH)))
     done = process(line.replace("BEST", str(best)), hide({package}), task=task, cwd=tmp_path)
     wanted = f'error: {package} is not installed: pip install "tessera[{name}]"\n'
     assert (done.returncode, done.stderr) == (2, wanted)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_completion_names_its_extra() -> None:
+    code = "import sys; sys.argv[1:] = ['completion', 'bash']; from tasks.tessera import command"
+    code = f"{hide({'shtab'})}\n{code}\nsys.exit(command.main())"
+    done = process("--version", code)
+    wanted = 'error: shtab is not installed: pip install "tessera[completion]"\n'
+    assert (done.returncode, done.stderr) == (2, wanted)
+
+
+@pytest.mark.parametrize(
+    "line, package, requirement",
+    [
+        ("fit", "torch", "torch>="),
+        ("fit", "yaml", "pyyaml>="),
+        pytest.param(WANDB, "wandb", "wandb>=", marks=pytest.mark.slow),
+    ],
+)
+def test_a_missing_core_package_is_named(
+    line: str, package: str, requirement: str, tmp_path: Path
+) -> None:
+    done = process(line, hide({package}), cwd=tmp_path)
+    (wanted,) = [text for text in PROJECT["dependencies"] if text.startswith(requirement)]
+    sentence = f'error: {package} is not installed: pip install "{wanted}"\n'
+    assert (done.returncode, done.stderr) == (2, sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["vit", "bert", "mlm", "lm", "seq2seq"])
-def test_default_runs_need_no_extra(task: str, tmp_path: Path) -> None:
+def test_default_runs_need_no_extra_and_most_of_the_core(tmp_path: Path) -> None:
     hidden = outside_core()
     assert {"datasets", "onnx", "tensorboard", "sklearn", "scipy", "pandas", "pytest"} <= hidden
+    assert {"sentencepiece", "shtab"} <= hidden
     assert not {"torch", "timm", "wandb", "torchvision", "matplotlib", "pyarrow"} & hidden
-    done = process(f"fit {FEW_STEPS} --run_dir r", hide(hidden), task=task, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "r/summary.json").exists() and (tmp_path / "r/curves.png").exists()
+    imported: set[str] = set()
+    for task in ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq"):
+        line = f"fit {FEW_STEPS} --run_dir {task}"
+        done = process(line, hide(hidden), task=task, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert (tmp_path / task / "summary.json").exists()
+        assert (tmp_path / task / "curves.png").exists()
+        imported |= set(done.stdout.rpartition("imported ")[2].split())
+    owners = packages_distributions()
+    used = {normal(owner) for name in imported for owner in owners.get(name, [])}
+    core = {normal(Requirement(text).name) for text in PROJECT["dependencies"]}
+    # timm requires safetensors and the hub's package; its models need torchvision, too.
+    assert core - used <= {"timm", "wandb", "safetensors", "huggingface-hub", "torchvision"}
 
 
 @pytest.mark.slow

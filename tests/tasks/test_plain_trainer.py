@@ -2,25 +2,61 @@
 
 from contextlib import suppress
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader, StackDataset, default_collate
 
+from datamodules.base import ResumableDataModule
+from datamodules.images import ImageData
+from modules.config import StackConfig
+from modules.models.vit import ViTConfig
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.app import load
 from tasks.errors import UsageError
-from tasks.options import accepted, build_from_options
-from tests.helpers.command import run
+from tasks.options import accepted_options, build_from_options
+from tasks.training.optim import OptimConfig
+from tasks.vit.task import ViTTask
+from tests.helpers.command import Console, run
 from tests.helpers.tiny import TINY, write_data, write_images
+
+SMALL_NET = ViTConfig(
+    image_size=8,
+    patch_size=4,
+    channels=None,
+    num_classes=None,
+    stack=StackConfig(width=32, depth=1, heads=2),
+)
 
 
 def classes(task: str) -> tuple[Any, Any]:
     """The LightningModule and the LightningDataModule of a task."""
     app = import_module(f"tasks.{task}.__main__").APP
     return load(app.task), load(app.data)
+
+
+def plain_trainer() -> pl.Trainer:
+    """Lightning's Trainer, for a few steps."""
+    return pl.Trainer(
+        max_epochs=1,
+        limit_train_batches=2,
+        limit_val_batches=1,
+        limit_test_batches=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def plain_loader(loader: DataLoader) -> DataLoader:
+    """Two batches of a loader in one of torch's own."""
+    batches: Any = list(islice(loader, 2))
+    return DataLoader(batches, batch_size=None)
 
 
 def test_options_of_a_class_are_those_it_passes_on() -> None:
@@ -33,9 +69,9 @@ def test_options_of_a_class_are_those_it_passes_on() -> None:
     class Open(Closed, Base):
         def __init__(self, width=3, **kwargs: Any) -> None: ...  # type: ignore[no-untyped-def]
 
-    assert accepted(Base, net=2, lr=0.2) == {"net": 2}
-    assert accepted(Closed, net=2, lr=0.2) == {"lr": 0.2}
-    assert accepted(Open, net=2, lr=0.2, width=4) == {"lr": 0.2, "width": 4}
+    assert accepted_options(Base, net=2, lr=0.2) == {"net": 2}
+    assert accepted_options(Closed, net=2, lr=0.2) == {"lr": 0.2}
+    assert accepted_options(Open, net=2, lr=0.2, width=4) == {"lr": 0.2, "width": 4}
 
 
 @pytest.mark.parametrize("task", TINY)
@@ -54,18 +90,9 @@ def test_a_task_trains_in_a_plain_trainer(
     for name, value in loaded.net.state_dict().items():
         assert torch.equal(value, saved["state_dict"][f"net.{name}"])
     data = build_from_options(data_kind, saved[KEY]["config"]["data"], {})
-    assert loaded.run_config["model"]["optimizer"]["lr"] == 0.01
+    assert loaded.given_options["model"]["optimizer"]["lr"] == 0.01
     data.set_metadata(loaded.metadata)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        limit_train_batches=2,
-        limit_val_batches=1,
-        limit_test_batches=1,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = plain_trainer()
     trainer.fit(loaded, data)
     assert trainer.test(loaded, data, verbose=False)[0]["test/loss"] > 0
     trainer.save_checkpoint("plain.ckpt")
@@ -75,6 +102,69 @@ def test_a_task_trains_in_a_plain_trainer(
     pairs = zip(again.net.parameters(), loaded.net.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     assert not all(map(torch.equal, again.net.parameters(), first.net.parameters()))
+    training = plain_loader(data.train_dataloader())
+    evaluation = plain_loader(data.val_dataloader())
+    trainer = plain_trainer()
+    trainer.fit(again, training, evaluation)
+    assert trainer.global_step == 2
+    assert trainer.test(again, evaluation, verbose=False)[0]["test/loss"] > 0
+
+
+class Squares(pl.LightningDataModule):
+    """Bright and dark images: {"image": uint8 (B, 1, 8, 8), "label": int64 (B,)}."""
+
+    def train_dataloader(self) -> DataLoader:
+        labels = torch.arange(64) % 2
+        images = (labels * 200).to(torch.uint8)[:, None, None, None].expand(-1, 1, 8, 8)
+        dataset = [{"image": i, "label": k} for i, k in zip(images, labels, strict=True)]
+        return DataLoader(dataset, batch_size=16)  # type: ignore[arg-type]
+
+    val_dataloader = train_dataloader
+    test_dataloader = train_dataloader
+
+
+class ResumableSquares(ResumableDataModule):
+    """The same, without `labels` and "index"."""
+
+    def load(self, split: str) -> StackDataset:
+        batch = default_collate(list(Squares().train_dataloader().dataset))
+        return StackDataset(**batch)
+
+
+@pytest.mark.parametrize("data", [Squares(), ResumableSquares(batch_size=16)])
+def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModule) -> None:
+    task = ViTTask(net=SMALL_NET, optimizer=OptimConfig(lr=1e-2, schedule="constant"))
+    trainer = plain_trainer()
+    with pytest.raises(UsageError, match="'class_names'"):
+        trainer.fit(task, data)
+    targets = {"num_classes": 2, "target_mean": 0.0, "target_std": 1.0}
+    task.metadata = {"problem_type": "single_label_classification", **targets}
+    task.metadata |= {"class_names": ["dark", "bright"], "channels": 1, "image_size": 8}
+    task.metadata |= {"mean": [0.5], "std": [0.5]}
+    trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.fit(task, data)
+    assert trainer.test(task, data, verbose=False)[0]["test/acc"] == 1
+    trainer.save_checkpoint("plain.ckpt")
+    again = ViTTask.load_from_checkpoint("plain.ckpt")
+    assert again.metadata == task.metadata
+
+
+def test_data_of_a_checkpoint_that_names_none(console: Console) -> None:
+    data = ImageData()
+    task = ViTTask(net=SMALL_NET)
+    trainer = plain_trainer()
+    trainer.fit(task, data)
+    trainer.save_checkpoint("plain.ckpt")
+    console.refused("test --ckpt_path plain.ckpt", "plain.ckpt", "--data.path", "--data.source")
+    out, _ = console.printed("test --ckpt_path plain.ckpt --data.source digits")
+    assert "digits" in out
+
+
+def test_balanced_weights_need_all_labels() -> None:
+    task = ViTTask(class_weights="balanced")
+    with pytest.raises(UsageError, match="`labels`"):
+        task.trainer = plain_trainer()
+        task.training_labels()
 
 
 def test_a_checkpoint_of_another_task_and_unknown_options(

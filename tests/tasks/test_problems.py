@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from tasks.errors import UsageError
 from tasks.problems import PROBLEMS, MultiLabel, Problem, Regression, SingleLabel
 from tasks.tracking.class_reports import label_report
-from tasks.tracking.csv_files import unique_heads
+from tasks.tracking.csv_files import unique_names
 from tasks.tracking.evaluated import Evaluated
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 2, 2, 0])
@@ -131,7 +131,7 @@ def test_heads_of_many_classes_are_made_at_once() -> None:
     names = [f"class {number}" for number in range(20_000)]
     heads = ["class 7", *names]
     start = time.process_time()
-    found = unique_heads(heads)
+    found = unique_names(heads)
     assert time.process_time() - start < 1
     assert len(set(found)) == 20_001 and found[8] == "probability_class 7"
 
@@ -151,3 +151,12 @@ def test_weights_that_do_not_fit_are_refused(given: list[float]) -> None:
         SINGLE.weights(given, LABELS)
     with pytest.raises(UsageError, match="regression"):
         NUMBER.weights(given, LABELS)
+
+
+def test_weights_by_name() -> None:
+    found = SINGLE.weights({"c": 3.0, "a": 0.5}, None)
+    assert found is not None and found.tolist() == [0.5, 1, 3]
+    with pytest.raises(UsageError, match="weight for d, .* a, b, c"):
+        SINGLE.weights({"a": 1.0, "d": 2.0}, None)
+    with pytest.raises(UsageError, match="class_weights"):
+        SINGLE.weights({"a": -1.0}, None)

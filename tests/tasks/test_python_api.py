@@ -22,9 +22,11 @@ from tests.helpers.tiny_models import close
 
 CLASSES = {
     "vit": "ImageClassifier",
+    "mae": "MaskedImageModel",
     "bert": "TextClassifier",
     "mlm": "MaskedLanguageModel",
     "lm": "LanguageModel",
+    "igpt": "ImageGenerator",
     "seq2seq": "Translator",
 }
 TEXTS = ["a good film, seen twice", "bad", "a bad film " * 30]
@@ -67,7 +69,7 @@ def same_prediction(found: tessera.Prediction, row: dict[str, str]) -> None:
     assert found.probability == max(found.probabilities.values())
 
 
-def test_the_likeliest_classes(runs: Path) -> None:
+def test_the_most_likely_classes(runs: Path) -> None:
     model = tessera.load(runs / "bert", kind=tessera.TextClassifier)
     (all_classes, *_) = model.predict(TEXTS)
     (first, *_) = model.predict(TEXTS, top_k=1)
@@ -153,7 +155,7 @@ def test_texts_are_labelled_as_by_predict(
     close(probabilities.max(), torch.tensor(model.predict(TEXTS[1]).probability))
 
 
-def test_masks_are_filled_with_the_likeliest_tokens(runs: Path) -> None:
+def test_masks_are_filled_with_the_most_likely_tokens(runs: Path) -> None:
     model = tessera.load(runs / "mlm")
     first, second = model.fill_mask("a [MASK] film, [MASK] twice", top_k=3)
     assert len(first) == len(second) == 3
@@ -296,8 +298,15 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
     for name in ("gpt2", "org/model"):
         with pytest.raises(UsageError, match=f"hf/{name}"):
             tessera.load(name)
-    with pytest.raises(UsageError, match="device"):
-        tessera.load(runs / "vit", device="cuad")
+    for device in ("cuad", "gpu", "cuda:99"):
+        with pytest.raises(UsageError, match=f"^device is '{device}'.*auto or cpu") as caught:
+            tessera.load(runs / "vit", device=device)
+        assert "--device" not in str(caught.value)
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph/model.onnx").touch()
+    for graph in (tmp_path / "graph/model.onnx", tmp_path / "graph"):
+        with pytest.raises(UsageError, match=f"'{graph}' .*onnxruntime.*checkpoint"):
+            tessera.load(graph)
     with pytest.raises(tessera.DataError, match="missing.png cannot be read"):
         model.predict("missing.png")
     threads = torch.get_num_threads()
@@ -309,10 +318,12 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
 def test_methods_of_one_input_take_no_list(runs: Path) -> None:
     for task in CLASSES:
         model: Any = tessera.load(runs / task)
-        inputs = [picture(20, "L")] * 2 if task == "vit" else ["The", "The"]
-        methods = [model.attention]
+        inputs = [picture(20, "L")] * 2 if task in ("vit", "mae", "igpt") else ["The", "The"]
+        methods = [model.complete] if task == "igpt" else [model.attention]
         if task == "vit":
             methods += [model.attention_map]
+        elif task == "mae":
+            methods += [model.reconstruct]
         elif task == "mlm":
             methods += [model.fill_mask]
         elif task == "lm":

@@ -49,12 +49,23 @@ def evil(monkeypatch: Patch) -> Iterator[None]:
 
 # Checkpoints --------------------------------------------------------------------------------------
 
+BOTH = ("look", "profile")
 READS: dict[str, list[str]] = {  # every command that reads a checkpoint
-    "vit": ["validate", "test", "predict --input .", "export --format timm"],
-    "bert": ["validate", "test", "predict --text a", "export", "tokenize --text a"],
-    "mlm": ["validate", "test", "export"],
-    "lm": ["validate", "test", "generate --prompt a", "score --input t.txt", "export"],
-    "seq2seq": ["validate", "test", "translate --text a", "attend --text a", "export"],
+    "vit": [
+        "validate",
+        "test",
+        "predict --input .",
+        "export --format timm",
+        *BOTH,
+        "probe",
+        "compare FILE",
+    ],
+    "mae": ["validate", "test", "export"],
+    "bert": ["validate", "test", "predict --text a", "export", "tokenize --text a", *BOTH],
+    "mlm": ["validate", "test", "export", *BOTH],
+    "lm": ["validate", "test", "generate --prompt a", "score --input t.txt", "export", *BOTH],
+    "igpt": ["validate", "test", "generate", "probe", "export", "profile"],
+    "seq2seq": ["validate", "test", "translate --text a", "attend --text a", "export", *BOTH],
 }
 
 
@@ -77,7 +88,10 @@ def test_checkpoints_of_every_command(task: str, console: Console) -> None:
     Path("r/config.yaml").write_text("{}")
     for file in write_checkpoints():
         shutil.copy(file, "r/checkpoints/last.ckpt")
-        lines = [f"{line} --ckpt_path {file}" for line in READS[task]]
+        lines = [
+            line.replace("FILE", file) if "FILE" in line else f"{line} --ckpt_path {file}"
+            for line in READS[task]
+        ]
         for line in (*lines, "fit --resume r", f"fit --model.pretrained {file}"):
             console.refused(line, "could run code", task=task)
 

@@ -94,6 +94,7 @@ def write_all(files: Files) -> None:
 
 
 TXT = {f"train/{row['label']}/{i}.txt": row["text"] for i, row in enumerate(ROWS)}
+IDS = [{"text": f"a {i}", "label": "ab"[i % 2], "id": i} for i in range(60)]
 GOOD = {f"good/{i}.txt": row["text"] for i, row in enumerate(ROWS)}
 NOT_UTF8 = BOM_UTF8 + b"a\n\xff"
 LATIN = parquet(text=raw(*[b"a"] * 20, b"\xe9"), label=[*[0, 1] * 10, 1])
@@ -176,6 +177,35 @@ def test_other_encodings_are_converted_by_the_command_in_the_message(command: st
     assert Path(f"new{suffix}").read_text(encoding="utf-8") == content
 
 
+UTF_16 = {  # by command, a file and its content
+    "texts csv d": ("d/train.csv", table_bytes(ROWS, ".csv")),
+    "texts jsonl d": ("d/train.jsonl", table_bytes(ROWS, ".jsonl")),
+    "documents txt d/a.txt": ("d/a.txt", b"one\ntwo\n"),
+    "documents jsonl d": ("d/a.jsonl", table_bytes(ROWS, ".jsonl")),
+    "corpus txt d/a.txt": ("d/a.txt", b"one\ntwo\n"),
+}
+
+
+@pytest.mark.parametrize("command", UTF_16)
+def test_utf_16_is_converted_by_the_command_in_the_message(command: str) -> None:
+    """Skipping would leave nothing, so it is not offered."""
+    name, content = UTF_16[command]
+    path = write(Path(name), content.decode().encode("utf-16"))
+    with refused(DataError, name, "UTF-16") as caught:
+        count(build(command))
+    assert "skip_bad" not in str(caught.value)
+    subprocess.run(str(caught.value).split("`")[1], shell=True, check=True)
+    assert Path(f"new{path.suffix}").read_bytes() == content
+
+
+@pytest.mark.parametrize("command", ["documents txt d/a.txt", "corpus txt d/a.txt"])
+def test_skipping_the_only_file_is_not_offered(command: str) -> None:
+    write(Path("d/a.txt"), "one\n\ncafé\n".encode("cp1252"))
+    with refused(DataError, "d/a.txt", "line 3", "`iconv ") as caught:
+        count(build(command))
+    assert "skip_bad" not in str(caught.value)
+
+
 def validation(line: str) -> Files:
     """Good texts to train on, and a validation file whose second line is this."""
     return {"train.csv": ROWS, "validation.csv": f"text,label\n{line}\n"}
@@ -199,16 +229,18 @@ USAGE: list[tuple[str, Files, tuple[str, ...]]] = [  # command, files, what is n
     ("texts hub d label_column=id", parquet(), ("id", "label_column", "one of text, label.")),
     ("texts hub d text_column=label", parquet(), ("label", "int64", "text_column", "one of text.")),
     ("texts hub d", parquet(label=[[0], [1]] * 10), ("column label of d", "list")),
-    ("texts hub d", parquet(label=[0.5, 1] * 10), ("column label of d", "double")),
     ("texts hub d", parquet(text=[["a"]] * 20), ("column text of d", "list")),
     ("texts csv d", csv("a,bad", "body,label"), ("column text", "text_column", "body, label")),
+    ("texts csv d", csv("a,bad", "body,mood"), ("column text", "column label", "label_column")),
+    ("texts csv d label_column=y", csv("a,bad", "body,mood"), ("column text", "column y")),
     ("texts csv d", csv("a,bad", "text,mood"), ("column label", "label_column", "text, mood")),
-    ("texts csv d text_column=Text label_column=x", csv("a,bad"), ("Text", "text_column text.")),
-    ("texts csv d", csv("a,bad", "Text,mood"), ("column text", "Text, mood", "text_column Text.")),
+    ("texts csv d text_column=Text label_column=x", csv("a,bad"), ("Text", "text_column text;")),
+    ("texts csv d", csv("a,bad", "Text,mood"), ("column text", "Text, mood", "text_column Text;")),
     ("texts csv d label_column=text", csv("a,bad"), ("column text", "text_column or label_column")),
-    ("texts hub d text_column=x label_column=y", parquet(), ("column x", "one of text.")),
+    ("texts hub d text_column=x label_column=y", parquet(), ("column x", "of text;", "column y")),
     ("texts csv d class_names=bad,good,odd", csv("a,bad"), ("class odd", CLASS_OPTION)),
     ("texts csv d", {"train.csv": [ROWS[0]] * 9}, ("one class", "bad")),
+    ("texts csv d label_column=id", {"train.csv": IDS}, ("id of d", "60 classes", "label_col")),
     ("texts folder d", {**TXT, "test/positive/1.txt": "a"}, ("test/positive", "2 classes")),
     ("corpus txt", {}, ("--data.path", ".txt")),
     ("corpus txt d", {".hidden": b""}, ("d holds no .txt",)),
@@ -241,6 +273,7 @@ USAGE: list[tuple[str, Files, tuple[str, ...]]] = [  # command, files, what is n
     ("pairs csv", {}, ("--data.path", "TSV")),
     ("pairs csv d", parquet(), ("TSV", "--data.source hub")),
     ("pairs csv d languages=en-xx", {"train.tsv": PAIRS}, ("xx", "target_column", "en, de")),
+    ("pairs csv d languages=xx-yy", {"train.tsv": PAIRS}, ("column xx", "column yy", "en, de")),
     ("pairs jsonl d languages=en-xx", {"train.jsonl": NESTED}, ("translation.en, translation.de",)),
     ("pairs csv d", {"train.tsv": "a 0\tein 0\n" * 9}, ("en", "a 0, ein 0", "header false")),
     ("pairs csv d", {"train.csv": PAIRS, "train.tsv": PAIRS}, ("train.csv", "train.tsv")),
@@ -258,8 +291,10 @@ DATA: list[tuple[str, Files, tuple[str, ...]]] = [  # also with skip_bad
     ("texts csv d", {"train.csv": "text,text\na,b\n"}, ("line 1 of d/train.csv", "text")),
     ("texts csv d", {"train.csv": "text;label\na;b\n"}, ("line 1 of d/train.csv", "';'", "','")),
     ("texts csv d", csv("fine,0.5"), (CSV_LINE, "label 0.5")),
+    ("texts hub d", parquet(label=[1, 0.5] * 10), ("row 1 of", "label 0.5", "regression")),
     ("texts csv d", csv(f"fine,{DIGITS}"), (CSV_LINE, "label 999")),
     ("texts csv d", csv("fine,"), (CSV_LINE, "no label", "2 classes")),
+    ("texts csv d", csv("a,\nb,odd\nc, "), (CSV_LINE, "2 of 23 rows: 3, 5)", "remove")),
     ("texts csv d", validation("a,odd"), ("line 2 of d/validation.csv", "label odd", TWO)),
     ("texts csv d", validation("a,  "), ("line 2 of d/validation.csv", "no label", TWO)),
     ("texts jsonl d", jsonl('{"text": "a", "label": -1}'), (JSON_LINE, "label -1", CLASS_OPTION)),

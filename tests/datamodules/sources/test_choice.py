@@ -65,6 +65,7 @@ UNTOLD = [  # task, files in d/, path, what is named
     ("texts", "", "nowhere", ["nowhere does not exist", "train.csv (csv)"]),
     ("corpus", "a.txt b.csv", "d", ["csv or txt", "d/a.txt", "d/b.csv"]),
     ("documents", "a.txt b.jsonl", "d", ["txt or jsonl"]),
+    ("documents", "tales.txt", "d/tales", ["d/tales does", "mean d/tales.txt", "*.csv (csv)"]),
     ("documents", "a.pdf", "d/a.pdf", ["a.pdf is of no known kind", "*.txt (txt)"]),
     ("pairs", "train.en train.de train.tsv", "d", ["txt or csv"]),
     ("pairs", "a.en", "d", ["train.en and train.de (txt)"]),
@@ -96,6 +97,15 @@ def test_what_cannot_be_told_names_the_choices(
     touch(files)
     with refused(UsageError, *names):
         choose_source(TASKS[task], None, path, HubOptions())
+
+
+@pytest.mark.parametrize("path", ["d/talse.txt", "d/tales.tx"])
+def test_a_missing_file_is_told_with_the_nearest_and_what_else_is_read(path: str) -> None:
+    touch("tales.txt other.md")
+    for name in (None, "txt"):
+        with refused(UsageError, path, "d/tales.txt", "*.csv", "*.jsonl", "*.parquet"):
+            source = open_source(DOCUMENTS, name, path, CorpusOptions())
+            source.prepare()
 
 
 def test_a_kind_of_file_has_the_same_name_in_all_tasks() -> None:

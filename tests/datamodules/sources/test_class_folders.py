@@ -70,7 +70,7 @@ def test_classes_without_train_are_the_training_split(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:The data have no test split")
 @pytest.mark.parametrize("kind", ["images", "texts"])
 def test_links_to_folders_are_followed(kind: str) -> None:
-    """As a split or as a class; a link to where it lies is no endless loop."""
+    """As a split or as a class; a link to where it lies is not an endless loop."""
     save(Path("elsewhere"), kind)
     save(Path("whole/train"), kind)
     Path("classes").mkdir()

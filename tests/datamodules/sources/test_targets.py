@@ -6,17 +6,19 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
 
-from datamodules.images import ImageData
+from datamodules.images import ImageData, LoadingOptions
 from datamodules.reviews import ReviewData
 from datamodules.sources import SOURCES, TEXT_SOURCES, DatasetOptions, TextDatasetOptions
 from datamodules.utils.batching import BucketBatchSampler, ResumableBatchSampler, balanced_sample
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.vision.decoding import decode
 from tests.helpers.images import save_image
 
 TEXTS = ["a b", "c d", "e f", "g h"]
@@ -102,6 +104,59 @@ def test_numbers(form: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found.labels("train"), torch.tensor(numbers)[:, None])
 
 
+def write_table(path: Path, labels: list[Any]) -> Path:
+    """Texts and labels in a file, as pandas writes it: floats if a label is missing."""
+    frame = pd.DataFrame({"text": [f"text {i}" for i in range(len(labels))], "label": labels})
+    if path.suffix == ".csv":
+        frame.to_csv(path, index=False)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in frame.to_dict("records")))
+    return path
+
+
+KINDS = {"csv": "csv", "jsonl": "jsonl", "parquet": "hub"}
+
+
+@pytest.mark.parametrize("form", KINDS)
+@pytest.mark.parametrize("problem_type", ["single", "multi"])
+def test_floats_that_are_whole_are_classes(form: str, problem_type: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / f"train.{form}", [1.0, 2.0, 10.0, 2.0])
+    found = source(KINDS[form], path, f"{problem_type}_label_classification")
+    names = ["1", "2", "10"]
+    assert found.checked_class_names() == names
+    labels = found.labels("train")
+    if problem_type == "multi":
+        labels = labels.argmax(1)
+    assert [found.class_names[i] for i in labels] == ["1", "2", "10", "2"]
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_missing_labels_are_counted_and_listed(form: str, tmp_path: Path) -> None:
+    gaps = [1.0, None, 2.0] + [None, 1.0] * 6
+    path = write_table(tmp_path / f"train.{form}", gaps)
+    if form == "jsonl":  # which has no NaN
+        path.write_text(path.read_text().replace("NaN", "null"))
+    first = {"csv": 2, "jsonl": 1, "parquet": 0}[form]
+    numbers = ", ".join(str(row + first) for row in (1, 3, 5, 7, 9))
+    with pytest.raises(DataError, match=rf" {1 + first} of .*\(7 of 15 rows: {numbers}, \.\.\.\)"):
+        source(KINDS[form], path, "single_label_classification").labels("train")
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_decimals_are_classes_if_all_are_named(form: str, tmp_path: Path) -> None:
+    path = write_table(tmp_path / f"train.{form}", ["1.5", "1.0", "2.0", "1.0"])
+    names = ["1.0", "1.5", "2.0"]
+    found = source(KINDS[form], path, "single_label_classification", class_names=names)
+    assert found.checked_class_names() == names
+    assert found.labels("train").tolist() == [1, 0, 2, 0]
+    found = source(KINDS[form], path, "multi_label_classification", class_names=names)
+    assert found.labels("train").argmax(1).tolist() == [1, 0, 2, 0]
+    with pytest.raises(DataError, match=r"1\.5"):
+        source(KINDS[form], path, "single_label_classification").labels("train")
+
+
 @pytest.mark.parametrize(
     ("cell", "said"), [("nan", "nan"), ("high", "high"), ("", "no number"), ("1e39", "1e39")]
 )
@@ -149,7 +204,7 @@ def test_options_of_labels(options: dict[str, Any], said: str, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("rows", "classes", "warns"),
-    [(60, 60, True), (60, 31, True), (60, 30, False), (49, 49, False)],
+    [(60, 59, True), (60, 31, True), (60, 30, False), (49, 49, False)],
 )
 def test_a_class_for_almost_every_sample_is_told_once(
     rows: int, classes: int, warns: bool, tmp_path: Path, recwarn: pytest.WarningsRecorder
@@ -244,3 +299,36 @@ def test_balanced_batches_of_two_ranks_are_those_of_one() -> None:
     drawn = sorted(i for batch in buckets.batches(2) for i in batch)
     assert drawn == sorted(balanced_sample(CLASSES, 3, 2).tolist())
     assert all(len(set((lengths[batch]).tolist())) <= 2 for batch in buckets.batches(2))
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_images_to_predict_that_a_table_names(form: str, tmp_path: Path) -> None:
+    for i in range(3):
+        save_image(tmp_path / f"pics/{i}.png", seed=i)
+    names = ["pics/2.png", "./pics/0.png"]
+    path = tmp_path / f"list.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table({"file_name": names}), path)
+    else:
+        rows = {"csv": ["file_name", *names], "jsonl": [f'{{"file_name": "{n}"}}' for n in names]}
+        path.write_text("\n".join(rows[form]))
+    data = ImageData("digits")
+    data.predict_path = str(path)
+    assert data.predict_samples == names  # as the table has them
+    pixels = data.dataset("predict")[[0, 1]]["image"]
+    for name, found in zip(names, pixels, strict=True):
+        assert torch.equal(found, decode((tmp_path / name).read_bytes(), 1))
+
+
+@pytest.mark.parametrize("limit", [0, 4096])
+def test_skipped_images_have_the_names_of_the_table(limit: int, tmp_path: Path) -> None:
+    """In memory and as a stream."""
+    save_image(tmp_path / "pics/good.png")
+    (tmp_path / "pics/bad.png").write_bytes(b"no image")
+    (tmp_path / "list.csv").write_text("file_name\npics/bad.png\npics/good.png\n")
+    loading = LoadingOptions(memory_limit_mb=limit, num_workers=0)
+    data = ImageData("digits", skip_bad=True, loading=loading)
+    data.predict_path = str(tmp_path / "list.csv")
+    (batch,) = data.eval_loader(data.dataset("predict"))
+    data.on_before_batch_transfer(batch, 0)
+    assert batch["path"] == ["pics/good.png"] and data.skipped == ["pics/bad.png"]

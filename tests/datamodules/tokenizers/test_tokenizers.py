@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: text survives, special tokens are no text, what is trained is kept."""
+"""Tokenizers of every kind: text survives, special tokens are not text, what is trained is kept."""
 
 import json
 import pickle

@@ -37,13 +37,13 @@ from tests.helpers.tiny_models import (
 ways = pytest.mark.parametrize("options", [{"temperature": 0.0}, {"beams": 3}, {}], ids=label)
 
 
-# Likeliest tokens --------------------------------------------------------------------------------
+# Most likely tokens -----------------------------------------------------------------------------
 
 
 @pytest.mark.plain_every(3)
 @every_decoder
 @every_variant
-def test_the_likeliest_tokens_are_those_without_cache_or_batch(
+def test_the_most_likely_tokens_are_those_without_cache_or_batch(
     kind: str, options: dict[str, Any]
 ) -> None:
     net = tiny(kind, **options)

@@ -105,6 +105,23 @@ def test_metrics_are_those_of_scikit_learn(monkeypatch: Patch) -> None:
     assert 0 < padding[0] == pytest.approx(data.padding_fraction(), rel=1e-5)
 
 
+@pytest.mark.parametrize("texts, count", [
+    (["the film is not bad", "the film zwölf acht", "zwölf acht film"], 2),
+    (["the film is not zwölf"], 0),
+])  # fmt: skip
+def test_texts_of_unknown_words_are_reported(
+    texts: list[str], count: int, recwarn: pytest.WarningsRecorder
+) -> None:
+    data = ReviewData(tokenizer=TokenizerConfig("word"))
+    data.setup("fit")
+    data.predict_text = texts
+    recwarn.clear()
+    data.setup("predict")
+    said = [str(warning.message) for warning in recwarn]
+    assert len(said) == bool(count)
+    assert all(f"{count} of 3" in line and repr(texts[1]) in line for line in said)
+
+
 def test_predict_needs_no_training_data(console: Console, monkeypatch: Patch) -> None:
     texts, labels = generate()["test"]
     lines = [f'"{text}",{label}\n' for text, label in zip(texts[:40], labels, strict=False)]
@@ -174,6 +191,16 @@ def test_next_sentence_head_is_exported(console: Console) -> None:
             head = model.cls.seq_relationship.weight
             assert torch.equal(head, weights["net.sentence.linear.weight"])
             assert not report["unexpected_keys"]
+
+
+def test_a_pretraining_counts_chunks(console: Console) -> None:
+    document = " ".join(["a", "good", "film"] * 40)
+    Path("films.txt").write_text("\n\n".join([document] * 10))
+    line = f"fit --preset tiny {NET} --data.path films.txt --data.max_length 32 {BRIEF}"
+    out, _ = console.printed(f"{line} --trainer.max_steps 1 --run_dir r", "mlm")
+    chunks = [int(n) for n in re.findall(r"(\d+) (?:training|validation)", out.splitlines()[0])]
+    assert "chunks" in out.splitlines()[0]
+    assert sum(chunks) == 10 * 4  # of 30 words, with [CLS] and [SEP]
 
 
 def test_padding_token_of_a_tokenizer_file(console: Console) -> None:

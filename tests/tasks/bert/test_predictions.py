@@ -1,4 +1,4 @@
-"""`predict`: several texts, the likeliest classes, formats of the file."""
+"""`predict`: several texts, the most likely classes, formats of the file."""
 
 import csv
 import json
@@ -8,8 +8,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import tessera
 import torch
 
+from tasks.errors import UsageError
 from tasks.predictions import PredictionFile
 from tasks.problems import SingleLabel, external_targets
 from tests.helpers.command import Console, run
@@ -30,7 +32,7 @@ def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "checkpoints/best.ckpt"
 
 
-def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> None:
+def test_several_texts_and_the_most_likely_class(console: Console, best: Path) -> None:
     line = f'predict --ckpt_path {best} --text "not bad at all" --text "bad, not good" --top_k 1'
     lines = console.printed(line, "bert")[0].splitlines()
     assert len(lines) == 2
@@ -39,6 +41,26 @@ def test_several_texts_and_the_likeliest_class(console: Console, best: Path) -> 
     assert not Path("predictions.csv").exists()
     console.refused(line.replace("--top_k 1", "--top_k 0"), "--top_k", task="bert")
     console.refused(line.replace("--top_k 1", "--top_k 3"), "--top_k 3", "2 classes", task="bert")
+
+
+def test_a_text_without_text_is_refused(console: Console, best: Path) -> None:
+    line = f"predict --ckpt_path {best}"
+    console.refused(f'{line} --text ""', "--text", task="bert")
+    console.refused(f'{line} --text good --text " "', "--text 2", task="bert")
+    model = tessera.load(best, kind=tessera.TextClassifier)
+    for texts in ("", " \n", ["good", ""]):
+        with pytest.raises(UsageError):
+            model.predict(texts)
+    assert len(model.predict(["good", "a"])) == 2
+
+
+def test_what_may_be_an_input_is_told(console: Console, best: Path) -> None:
+    line = f"predict --ckpt_path {best} --input"
+    console.refused(f'{line} "the film was dull"', "--text", "TSV", "Parquet", task="bert")
+    Path("lines.tsv").write_text("text\tstars\ngood, not bad\t3\n")
+    console.printed(f"{line} lines.tsv", "bert")
+    (row,) = csv.DictReader(Path("predictions.csv").read_text().splitlines())
+    assert row["text"] == "good, not bad"
 
 
 def test_an_answer_is_printed_and_written(console: Console, best: Path) -> None:

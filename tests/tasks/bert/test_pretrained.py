@@ -66,6 +66,18 @@ def test_tokenizer_and_sizes_come_from_pretraining_and_dropout_from_the_run(
         assert rates == (rate, rate, rate)
 
 
+def test_null_after_weights_keeps_network_and_tokenizer_of_theirs(pretrained: str) -> None:
+    line = f"{FIT} hub --model.pretrained {pretrained} {NO_UPDATES}"
+    assert run(f"{line} --run_dir b", "bert") == 0
+    assert run(f"{line} --model.pretrained null --run_dir c", "bert") == 0
+    trained = checkpoint("b")
+    new = checkpoint("c")
+    assert new["tessera"]["net"] == trained["tessera"]["net"]
+    assert new["tessera"]["metadata"] == trained["tessera"]["metadata"]
+    table = "net.encoder.embed.weight"
+    assert not torch.allclose(new["state_dict"][table], trained["state_dict"][table], atol=1e-3)
+
+
 @pytest.mark.plain_every(2)
 @pytest.mark.parametrize("task", ["bert", "mlm"])
 def test_another_tokenizer_is_refused_with_both_sizes(

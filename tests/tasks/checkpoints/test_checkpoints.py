@@ -266,12 +266,24 @@ def test_full_disk_leaves_the_old_one_whole(room: int, tmp_path: Path) -> None:
 
     def fill() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
-        with pytest.raises(RunError, match="last.ckpt"):
+        with pytest.raises(RunError, match=f"last.ckpt.*{os.strerror(errno.EFBIG)}"):
             write(8, path)
 
     assert in_child(fill) == 0
     assert newest(tmp_path) == (path, 4)
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_large_checkpoint_that_does_not_fit_names_the_reason(tmp_path: Path) -> None:
+    """torch writes large tensors itself, and then fails with an error of its own."""
+    content = {"w": torch.zeros(50_000)}  # before the fork: filling it starts threads
+
+    def fill() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        with pytest.raises(RunError, match=os.strerror(errno.EFBIG)):
+            AtomicCheckpointIO().save_checkpoint(content, tmp_path / "w.ckpt")
+
+    assert in_child(fill) == 0 and not list(tmp_path.iterdir())
 
 
 def write_until(changes: int, step: int, target: Path) -> None:

@@ -160,6 +160,41 @@ def test_places_that_take_no_file(
         assert ".tmp" not in console.refused(line, path, task=task)
 
 
-def test_names_that_readers_would_misread(best: Path, console: Console) -> None:
-    line = f"export --ckpt_path {best} --format safetensors --output out_timm"
-    console.refused(line, ".safetensors")
+@pytest.mark.parametrize(
+    ("task", "format", "output", "says"),
+    [
+        ("vit", "safetensors", "out_timm", "ends with .safetensors"),
+        ("vit", "onnx", "out", "ends with .onnx"),
+        ("vit", "onnx", "out.safetensors", "ends with .onnx"),
+        ("vit", "timm", "out.safetensors", "folder"),
+        ("bert", "onnx", "out.onnx", "folder"),
+        ("bert", "hf", "out.bin", "folder"),
+        ("mlm", "safetensors", "out.onnx", "ends with .safetensors"),
+        ("lm", "hf", "out.safetensors", "folder"),
+        ("seq2seq", "hf", "out.pt", "folder"),
+        ("seq2seq", "safetensors", "out", "ends with .safetensors"),
+    ],
+)
+def test_names_that_do_not_fit_the_format(
+    task: str, format: str, output: str, says: str, console: Console
+) -> None:
+    """Before a checkpoint is read: this one does not exist."""
+    line = f"export --ckpt_path none.ckpt --format {format} --output {output}"
+    console.refused(line, f"--output {output}", says, task=task)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vit predict --input . --ckpt_path",
+        "vit fit --model.pretrained",
+        "bert fit --model.pretrained",
+        "lm generate --ckpt_path",
+        "seq2seq translate --text a --ckpt_path",
+        "mlm export --ckpt_path",
+    ],
+)
+def test_onnx_files_are_run_by_another_program(line: str, console: Console) -> None:
+    Path("model.onnx").touch()
+    task, _, line = line.partition(" ")
+    console.refused(f"{line} model.onnx", "model.onnx", "onnxruntime", "checkpoint", task=task)

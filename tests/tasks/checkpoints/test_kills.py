@@ -67,7 +67,7 @@ def test_killed_in_the_middle(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size, named", [(600, "make room"), (20_000, "last.ckpt")])
+@pytest.mark.parametrize("size, named", [(360, "make room"), (20_000, "last.ckpt")])
 def test_a_full_disk(
     size: int, named: str, server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path
 ) -> None:

@@ -263,3 +263,11 @@ def test_a_request_that_cannot_be_met_is_no_failed_download() -> None:
         downloading("hf/x", "wait"),
     ):
         raise OSError
+
+
+def test_a_local_folder_may_have_the_name_of_a_model_of_the_hub(console: Console) -> None:
+    Path("hf/llama").mkdir(parents=True)
+    line = "generate --prompt a --ckpt_path hf/llama"
+    assert "./hf/llama" in console.refused(line, task="lm", code=1)
+    Path("hf/llama").rmdir()
+    assert "./hf/llama" not in console.refused(line, task="lm", code=1)

@@ -1,6 +1,7 @@
 """The script `tessera TASK COMMAND`, in folders whose packages have the names of ours."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,8 @@ def tessera(line: str, folder: Path, *launcher: str) -> subprocess.CompletedProc
 def test_help_and_mistakes(folder: Path) -> None:
     shown = tessera("", folder).stdout
     assert shown == tessera("--help", folder).stdout
-    assert all(f"\n  {task} " in shown for task in ("vit", "bert", "mlm", "lm", "seq2seq"))
+    tasks = ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
+    assert all(f"\n  {task} " in shown for task in tasks)
     assert tessera("--version", folder).stdout == f"tessera {__version__}\n"
     assert "usage: tessera vit COMMAND" in tessera("vit --help", folder).stdout
     wrong = tessera("vti fit", folder)
@@ -53,6 +55,16 @@ def test_a_run_and_the_commands_that_it_prints(folder: Path) -> None:
     assert list((folder / "out/checkpoints").glob("*.safetensors"))
 
 
+@pytest.mark.parametrize("content", ["", "raise ImportError('not ours')"])
+def test_python_names_the_package_that_hides_ours(content: str, folder: Path) -> None:
+    shutil.rmtree(folder / "tessera")
+    (folder / "tasks/__init__.py").write_text(content)
+    code = "import tessera; tessera.load('runs')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ImportError: {folder / 'tasks'} hides Tessera's package tasks")
+
+
 @pytest.mark.slow
 def test_two_processes(folder: Path) -> None:
     done = tessera(f"{FIT} --trainer.devices 2 --trainer.accelerator cpu", folder)
@@ -68,3 +80,9 @@ def test_torchrun_starts_it(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines() if "--resume" in line]
     assert lines and lines[0].startswith(" ".join(("torchrun", *options[1:], "tessera vit fit")))
+
+
+def test_the_module_is_the_script(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tasks.tessera.command", "--version"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    assert done.stdout == f"tessera {__version__}\n"

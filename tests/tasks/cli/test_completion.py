@@ -12,6 +12,7 @@ import pytest
 from tasks.cli.completion import choices_of
 from tasks.lm.__main__ import APP as LM
 from tasks.tessera.command import TASKS
+from tasks.vit.__main__ import APP as VIT
 from tests.helpers.command import Console, environment
 from tests.helpers.packages import hide
 
@@ -55,9 +56,9 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 @pytest.mark.parametrize(
     "line, wanted",
     [
-        ("tessera ", [*TASKS, "completion"]),
+        ("tessera ", [*TASKS, "lab", "completion"]),
         ("tessera s", ["seq2seq"]),
-        ("tessera vit ", ["fit", "validate", "test", "predict", "export"]),
+        ("tessera vit ", list(VIT.commands)),
         ("tessera lm ", list(LM.commands)),
         ("tessera vit fit --model.optimizer.freez", ["--model.optimizer.freeze"]),
         ("tessera vit fit --compile --run", ["--run_dir"]),
@@ -67,6 +68,12 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("tessera seq2seq translate --beam", ["--beams"]),
         ("tessera lm generate --quantize ", ["int8"]),
         ("tessera lm fit --config my_", ["my_config.yaml"]),
+        ("tessera lab ", ["run", "report"]),
+        (
+            "tessera lab run --",
+            ["--help", "--output", "--jobs", "--steps", "--seeds", "--config", "--dry_run"],
+        ),
+        ("tessera lab run my_", ["my_config.yaml"]),
         ("tessera completion b", ["bash"]),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from tasks.cli.app import program
 from tasks.distributed import launch
 from tasks.distributed.environment import with_launcher
 from tasks.errors import RunError, UsageError
@@ -101,9 +102,11 @@ def test_devices_and_machines(
         "srun --nodes 2 --ntasks-per-node 3 --kill-on-bad-exit python -m tasks.vit fit --resume r",
     ),
 ], indirect=["environment"])  # fmt: skip
-def test_how_to_resume(environment: None, started: str) -> None:
+def test_how_to_resume(environment: None, started: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert with_launcher("python -m tasks.vit fit --resume r") == started
     assert with_launcher("python -m tasks.vit test") == "python -m tasks.vit test"
+    monkeypatch.setenv("TESSERA_TRUST", "my_blocks")
+    assert with_launcher(f"{program('vit')} fit --resume r") == f"TESSERA_TRUST=my_blocks {started}"
 
 
 # Two processes ------------------------------------------------------------------------------------
@@ -228,7 +231,8 @@ def test_processes_that_cannot_be_connected_say_why(wrong: str, tmp_path: Path) 
         variables = {"MASTER_PORT": port} if wrong == "port" else {"GLOO_SOCKET_IFNAME": "nope"}
         process = start(f"tasks.vit fit {FOUR_STEPS} {DDP} --run_dir r", tmp_path, **variables)
         (said,) = finish(process)
-    assert process.returncode == 1 and len(errors(said)) == said.count("\n") > 0, said
+    (_, *others) = said.splitlines()  # what is to be done comes first
+    assert process.returncode == 1 and len(errors(said)) == len(others) > 0, said
     assert (f":{port} (" if wrong == "port" else "address for: nope") in said
 
 

@@ -123,6 +123,7 @@ def test_a_killed_command_goes_on(
         os.truncate(part, part.stat().st_size - 9)
         found = predicted_batches(lines[task], task, ranks)
         assert sorted(found) == list(range(2, BATCHES))  # the third batch was cut off
+        assert "8 of 4" in (tmp_path / "out0").read_text()  # says where it goes on
         assert (tmp_path / "predictions.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
         (tmp_path / "predictions.csv").unlink()
 

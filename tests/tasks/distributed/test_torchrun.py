@@ -71,7 +71,7 @@ def test_torchrun_stops_at_a_signal_and_resumes(
         step = int(end.split()[1]) + 1
         assert checkpoint(folder / "r")["global_step"] == step, said
         (told,) = (line for line in said.splitlines() if line.startswith("stopped by "))
-        how, _, command = told.partition(": torchrun ")
+        how, _, command = told.partition(": TESSERA_TRUST=tests torchrun ")
         assert how.startswith(f"stopped by {end.split()[2]} after step {step};"), said
         assert command == f"--standalone --nproc_per_node 2 -m tasks.vit fit --resume {folder}/r"
         assert f"{ROOT}/tasks/" not in said and not errors(said), said  # torchrun's traceback only

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,12 +125,16 @@ def test_rates_count_no_padding() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_flops_are_those_that_torch_counts(tied: bool) -> None:
+@pytest.mark.parametrize("value_dim, embedding_width", [(8, None), (5, 12)])
+def test_flops_are_those_that_torch_counts(
+    tied: bool, value_dim: int, embedding_width: int | None
+) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     stack = {"width": 32, "depth": 3, "heads": 4, "kv_heads": 2, "causal": True}
-    stack["feedforward"] = "swiglu"
+    stack |= {"feedforward": "swiglu", "value_dim": value_dim}
     options = {"vocabulary": 50, "max_length": 16, "tied": tied, "stack": stack}
+    options["embedding_width"] = embedding_width
     net = Decoder(load_config(DecoderConfig, options))
     tokens = torch.randint(0, 50, (4, 16))
     with FlopCounterMode(display=False) as counter:
@@ -138,7 +143,8 @@ def test_flops_are_those_that_torch_counts(tied: bool) -> None:
     products = counts[torch.ops.aten.mm] + counts.get(torch.ops.aten.addmm, 0)
     assert products == throughput.flops_per_token(net, 0) * tokens.numel()
     attention = throughput.flops_per_token(net, 16) - throughput.flops_per_token(net, 0)
-    assert attention == 3 * 4 * 16 * 4 * 8 * 3  # q k^T and weights v, forward and backward
+    # q k^T and weights v, forward and backward
+    assert attention == 3 * 4 * 16 * 2 * (8 + value_dim) * 3
 
 
 def test_peak_is_that_of_the_fastest_product(monkeypatch: Patch) -> None:
@@ -249,3 +255,25 @@ def test_safetensors(lm_bytes: Path) -> None:
     net.load_state_dict(load_file("m.safetensors"))
     assert same(dict(net.state_dict()), dict(load_model(str(lm_bytes)).net.state_dict()))
     assert Tokenizer.from_json(metadata["tokenizer"]).vocab_size == net.vocabulary
+
+
+def test_a_prompt_that_cannot_be_read_does_not_end_a_run(console: Console) -> None:
+    write_corpus(Path("texts"))
+    line = f"fit {SMALL_LM} --data.path texts --data.tokenizer.kind character --run_dir r"
+    line += " --trainer.max_steps 2 --trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
+    with pytest.warns(UserWarning, match="'ξ'"):
+        console.printed(f"{line} --model.samples.prompts '[ξ, a]'", "lm")
+    assert summary("r")["sample"].startswith("a")
+
+
+@pytest.mark.parametrize("length", ["", "--trainer.max_epochs 1", "--trainer.max_steps 1"])
+def test_few_steps_are_told_unless_they_were_asked_for(length: str, console: Console) -> None:
+    write_corpus(Path("texts"))
+    line = f"{FIT} --run_dir r --trainer.limit_train_batches 1 --trainer.limit_val_batches 1"
+    line = line.replace("--trainer.max_epochs 1", "") + f" --trainer.limit_test_batches 0 {length}"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        console.printed(line, "lm")
+    told = [str(one.message) for one in caught if "--trainer.max_epochs" in str(one.message)]
+    assert bool(told) == (length == "")
+    assert all("--data.batch_size" in message for message in told)

@@ -192,7 +192,7 @@ def test_a_model_that_only_safetensors_can_hold(console: Console) -> None:
     assert run(line, "seq2seq") == 0
     line = f"export --ckpt_path {BEST} --output out"
     console.refused(line, "architecture", task="seq2seq")
-    assert run(f"{line} --format safetensors", "seq2seq") == 0
+    assert run(f"{line}.safetensors --format safetensors", "seq2seq") == 0
 
 
 def test_t5_with_a_sentencepiece_model() -> None:

@@ -83,6 +83,15 @@ def test_metrics_are_those_of_the_texts(translator: Path, console: Console) -> N
     assert f"{found['test/bleu']:.4f}" in out and found["chrf_signature"] in out
 
 
+def test_long_texts_are_printed_in_part(console: Console) -> None:
+    write_pairs(Path("pairs"))
+    for name in ("en", "up"):
+        Path(f"pairs/test.{name}").write_text("one two three four " * 100 + "\n")
+    out, _ = console.printed(f"{FIT} --trainer.max_steps 1 --run_dir r", "seq2seq")
+    assert "one two" in out and max(map(len, out.splitlines())) < 200
+    assert len(read_translations("r")[0][1]) > 1000
+
+
 def test_decoding_options(monkeypatch: Patch) -> None:
     seen: set[tuple[int, int, float]] = set()
 

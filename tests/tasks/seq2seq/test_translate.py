@@ -1,10 +1,13 @@
 """`translate` and `attend`: input, order and form of translations, and their attention."""
 
 import io
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -50,6 +53,29 @@ def test_a_file_in_its_order(command: str, model: TranslationModel, console: Con
     expected = [by_library(model, text, beams=3)[0][0] if text.strip() else "" for text in LINES]
     assert [line.removesuffix(UNFINISHED) for line in out.split("\n")[:-1]] == expected
     assert len(set(expected)) > 4 and "7 sentences in" in err
+
+
+def test_a_column_of_a_table(command: str, console: Console) -> None:
+    texts = ["two, three", "", "four"]
+    expected = translations(f'{command} --text "two, three" --text "" --text four', console)
+    rows = [{"id": number, "en": text} for number, text in enumerate(texts)]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), "in.parquet")
+    cells = "".join(f'{row["id"]},"{row["en"]}"\n' for row in rows)
+    Path("in.csv").write_text(f"id,en\n{cells}")
+    Path("other.csv").write_text(f"id,text\n{cells}")
+    Path("bare.csv").write_text(cells)
+    for options in (
+        "in.csv",
+        "in.jsonl",
+        "in.parquet",
+        "other.csv --source_column text",
+        "bare.csv --header false --source_column 2",
+    ):
+        assert translations(f"{command} --input {options}", console) == expected, options
+    console.refused(f"{command} --input other.csv", "--source_column", "text", task=TASK)
+    Path("bad.csv").write_bytes(b"en\ntwo\n\xff\n")
+    console.refused(f"{command} --input bad.csv", "line 3 of bad.csv", task=TASK, code=None)
 
 
 def test_batches_are_sorted_by_length(command: str, console: Console, monkeypatch: Patch) -> None:

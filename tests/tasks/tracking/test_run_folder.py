@@ -14,11 +14,10 @@ from PIL import Image
 
 from datamodules.sources import LabelledSource
 from tasks.base import Task
-from tasks.tracking import evaluation_figures, report
-from tasks.tracking.metrics_csv import read_rows
+from tasks.tracking import evaluation_figures, picture_grid, report
+from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.record import RunRecord, best_validation
 from tasks.tracking.report import curves_figure, write_png
-from tasks.vit import attend
 from tasks.vit.task import ViTTask
 from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.marks import slow_except
@@ -64,7 +63,7 @@ def test_figures(monkeypatch: Patch) -> None:
         drawn.append(figure)
         write_png(figure, path)
 
-    for module in (report, evaluation_figures, attend):
+    for module in (report, evaluation_figures, picture_grid):
         monkeypatch.setattr(module, "write_png", keep)  # instead of a blank picture
     assert run(f"fit {SHORT} --run_dir r") == 0
     pictures = list(Path("r").glob("*.png"))
@@ -124,6 +123,17 @@ def test_steps_and_epochs_are_those_of_the_console(finished: Path) -> None:
     }
     assert found == {"val/loss": [("1", "4"), ("2", "8")], "test/loss": [("2", "8")]}
     assert summary(finished)["steps"] == 8 and summary(finished)["epochs"] == 2
+
+
+def test_numbers_are_short_and_exact(finished: Path) -> None:
+    cells = [cell for row in metrics(finished) for cell in row.values()]
+    assert max(map(len, cells)) <= 15
+    value = torch.tensor(0.1) / 3
+    Path("new").mkdir()
+    logger = MetricsCSV(Path("new"), LoggedRows(None))
+    logger.log_metrics({"train/loss": value}, 0)
+    logger.save()
+    assert torch.equal(torch.tensor(float(metrics("new")[0]["train/loss"])), value)
 
 
 def test_best_is_the_best_and_the_latest_of_equals(finished: Path) -> None:

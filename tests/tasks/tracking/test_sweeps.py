@@ -27,6 +27,7 @@ def agent_command(sweep: dict[str, Any]) -> list[str]:
 
 SWEEPS = {  # more options, so that it is short
     "vit": "",
+    "mae": "",
     "bert": "--data.batch_size 4",
     "mlm": "--data.batch_size 4",
     "lm": "--model.samples.every null",

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import wandb
 import yaml
@@ -69,7 +70,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     values = {(name, row[STEP]): value for row in rows for name, value in row.items()}
     for row in metrics("r"):
         for name in row.keys() - {"step", "epoch"}:
-            assert values[name, lightning_step(row)] == float(row[name])
+            assert np.float32(values[name, lightning_step(row)]) == np.float32(row[name])
     shown = scalars("r")[1]
     assert {n: c for n, c in shown.items() if n[0] != "train/samples_per_s"} == dict(
         counts_of_csv("r")

@@ -28,6 +28,7 @@ from tests.tasks.checkpoints.test_kills import end
 
 AFTER = {
     "vit": ["predict --input images"],
+    "mae": ["test --trainer.limit_test_batches 1"],
     "bert": ["predict --text good"],
     "mlm": ["test --trainer.limit_test_batches 1"],
     "lm": ["generate --prompt a", "score --input text.txt"],
@@ -148,7 +149,9 @@ def test_norms_sum_in_float32(norm: str, precision: str) -> None:
     finally:
         torch.set_warn_always(False)
     expected = NORMS[norm](4096).double()(x.double())
-    torch.testing.assert_close(found.double(), expected, atol=1e-3, rtol=ROUNDED)
+    has_rounded_mean = norm == "batchnorm" and precision == "bf16-true"
+    atol = 0.05 if has_rounded_mean else 1e-3
+    torch.testing.assert_close(found.double(), expected, atol=atol, rtol=ROUNDED)
 
 
 @in_16_bits
@@ -241,7 +244,7 @@ def test_gradients_are_clipped_and_logged_without_the_scale(
     torch.testing.assert_close(weights, theirs, atol=1e-4, rtol=0)
 
 
-# What is no number --------------------------------------------------------------------------------
+# What is not a number ---------------------------------------------------------------------------
 
 
 def assert_finite(folder: str = "r") -> None:

@@ -1,0 +1,218 @@
+"""Image GPT: pictures, generation, export and probe, against transformers."""
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tessera
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
+
+from datamodules.pixels import PixelData
+from tasks.igpt.architectures import PixelModel, load_model
+from tasks.igpt.probe import layer_features
+from tests.helpers.command import Console, run
+from tests.helpers.results import checkpoint, summary
+from tests.helpers.tiny import FEW_STEPS, TINY, picture, write_images
+
+CKPT = "--ckpt_path"
+
+
+@pytest.fixture(autouse=True)
+def blank_pictures() -> None:
+    """Here the pictures of runs are drawn."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of a tiny model of the digits; read only."""
+    folder = tmp_path_factory.mktemp("igpt")
+    few = "--trainer.max_epochs 2 --trainer.limit_val_batches 1 --trainer.log_every_n_steps 1"
+    assert run(f"fit {TINY['igpt']} {few} --run_dir {folder / 'r'}", "igpt") == 0
+    return folder / "r"
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model for transformers."""
+    folder = tmp_path_factory.mktemp("exported") / "hf"
+    assert run(f"export {CKPT} {trained} --output {folder}", "igpt") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def theirs(exported: Path) -> Any:
+    return ImageGPTForCausalImageModeling.from_pretrained(exported).eval()
+
+
+def digits() -> Tensor:
+    """All test digits, uint8 (S, 1, 8, 8)."""
+    data = PixelData()
+    data.setup("test")
+    return data.dataset("test").pixels
+
+
+def test_loss_is_that_of_transformers(trained: Path, exported: Path, theirs: Any) -> None:
+    """Their processor makes the tokens, their model the logits, torch the loss."""
+    processor = ImageGPTImageProcessor.from_pretrained(exported)
+    pixels = digits()
+    pictures = [Image.fromarray(one[0].numpy()).convert("RGB") for one in pixels]
+    tokens = torch.as_tensor(np.array(processor(pictures)["input_ids"]))  # (S, 64)
+    start = torch.full_like(tokens[:, :1], theirs.config.vocab_size - 1)
+    with torch.inference_mode():
+        logits = theirs(input_ids=torch.cat([start, tokens[:, :-1]], 1)).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    found = summary(trained)
+    assert found["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["test/bits_per_dim"] == pytest.approx(loss.item() / math.log(2), rel=1e-5)
+    accuracy = (logits.argmax(-1) == tokens).float().mean().item()
+    assert found["test/acc"] == pytest.approx(accuracy, abs=1e-5)
+    model = tessera.load(trained, kind=tessera.ImageGenerator)
+    ours = model.logits(pixels[5])
+    torch.testing.assert_close(ours, logits[5], atol=1e-4, rtol=1e-4)
+
+
+def test_the_most_likely_completion_is_that_of_transformers(trained: Path, theirs: Any) -> None:
+    model = tessera.load(trained, kind=tessera.ImageGenerator)
+    image = digits()[3]
+    tokens = model.model.palette.encode(image[None])[:, :32]
+    row = torch.cat([torch.tensor([[17]]), tokens], 1)
+    with torch.inference_mode():
+        while row.shape[1] < 65:
+            row = torch.cat([row, theirs(input_ids=row).logits[:, -1:].argmax(-1)], 1)
+    found = model.complete(image, temperature=0)
+    assert torch.equal(found, model.model.palette.decode(row[:, 1:]))
+    assert torch.equal(found[0, :, :4], image[:, :4])
+
+
+def test_samples_follow_from_their_seeds(trained: Path) -> None:
+    model = tessera.load(trained, kind=tessera.ImageGenerator)
+    four = model.sample(4, seed=3)
+    assert four.shape == (4, 1, 8, 8) and four.dtype == torch.uint8
+    assert torch.equal(model.sample(1, seed=5)[0], four[2])
+    assert len({tuple(one.flatten().tolist()) for one in four}) == 4
+    levels = {round(level * 255 / 16) for level in range(17)}
+    assert set(four.flatten().tolist()) <= levels
+    for options in ({"top_k": 0}, {"beams": 2}, {"temperature": 0}):
+        with pytest.raises(tessera.UsageError):
+            model.sample(2, **options)
+
+
+def test_pictures_of_a_run(trained: Path) -> None:
+    for name, columns in (("samples", 2), ("completed", 3)):
+        width, height = Image.open(trained / f"{name}.png").size
+        assert width >= columns * 96 and height >= 96
+    clusters = json.loads((trained / "palette.json").read_text())["clusters"]
+    assert len(clusters) == 17 and clusters[0] == [-1, -1, -1] and clusters[-1] == [1, 1, 1]
+
+
+def test_generate(trained: Path, console: Console) -> None:
+    line = f"generate {CKPT} {trained}"
+    console.printed(f"{line} --samples 5 --seed 1 --output a.png", "igpt")
+    console.printed(f"{line} --samples 5 --seed 1 --output b.png", "igpt")
+    console.printed(f"{line} --samples 5 --seed 2 --top_p 0.9 --output c.png", "igpt")
+    a, b, c = (np.array(Image.open(f"{name}.png")) for name in "abc")
+    assert np.array_equal(a, b) and not np.array_equal(a, c)
+    picture(20).save("photo.png")
+    console.printed(f"{line} --input photo.png --samples 2 --output d.png", "igpt")
+    assert Image.open("d.png").width > 3 * Image.open("d.png").height
+    write_images(Path("images"), classes=("cat",))
+    console.printed(f"{line} --input images/train/cat --samples 2 --output e.png", "igpt")
+    assert Image.open("e.png").height > 3 * Image.open("d.png").height
+    for mistake, named in (
+        ("--samples 0", "samples is 0"),
+        ("--samples 2 --temperature 0", "temperature"),
+        ("--output a.jpg", "png"),
+        ("--input missing.png", "missing.png"),
+        ("--input photo.png --top_p 2", "top_p"),
+    ):
+        console.refused(f"{line} {mistake}", named, task="igpt")
+    Path("text.png").write_text("text")
+    assert run(f"{line} --input text.png", "igpt") == 1
+    assert not Path("generated.png").exists()
+
+
+def test_features_are_the_normed_states_of_transformers(trained: Path, theirs: Any) -> None:
+    model = load_model(str(trained))
+    tokens = model.inputs(model.palette.encode(digits()[:6]))
+    with torch.inference_mode():
+        states = theirs.transformer(input_ids=tokens, output_hidden_states=True).hidden_states
+        blocks = theirs.transformer.h
+        # the last of their states is normed already
+        expected = [block.ln_1(x).mean(1) for block, x in zip(blocks, states[:-1], strict=True)]
+        expected.append(states[-1].mean(1))
+    found = layer_features(model.net, tokens)
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_probe(trained: Path, console: Console) -> None:
+    console.printed(f"probe {CKPT} {trained} --output p --limit 200", "igpt")
+    with Path("p/probe.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["layer"] for row in rows] == ["0", "1", "2"]
+    assert all(0.2 < float(row["test"]) <= 1 for row in rows)  # chance is 0.1
+    assert all(float(row["val_loss"]) < math.log(10) for row in rows)
+    assert Image.open("p/probe.png").format == "PNG"
+    console.refused(f"probe {CKPT} {trained} --limit 0", "limit", task="igpt")
+
+
+@pytest.mark.parametrize("kind", ["run", "hf"])
+def test_pretrained_brings_palette_and_size(
+    kind: str, trained: Path, exported: Path, console: Console
+) -> None:
+    source = trained if kind == "run" else exported
+    line = f"fit --data.source digits --model.pretrained {source} {FEW_STEPS} --data.batch_size 16"
+    frozen = "--model.optimizer.lr 1e-12 --model.optimizer.weight_decay 0"
+    more = "--model.pictures.samples 1 --model.pictures.completions 1"
+    console.printed(f"{line} {frozen} {more} --run_dir again", "igpt")
+    before = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    after = checkpoint("again")["state_dict"]
+    for name, value in before.items():
+        torch.testing.assert_close(after[name], value, atol=1e-6, rtol=0)
+    console.refused(f"{line} --data.image_size 12", "8", task="igpt")
+    Path("other.json").write_text('{"clusters": [[0, 0, 0], [1, 1, 1]]}')
+    console.refused(f"{line} --data.palette other.json", "2 colours", task="igpt")
+
+
+def test_loading_the_folder_of_transformers(trained: Path, exported: Path) -> None:
+    ours = tessera.load(trained, kind=tessera.ImageGenerator)
+    again = tessera.load(exported, kind=tessera.ImageGenerator)
+    assert again.shape == (3, 8, 8)
+    assert torch.equal(again.sample(2), ours.sample(2).expand(-1, 3, -1, -1))
+
+
+@pytest.mark.parametrize("options, named", [
+    ("--model.net.stack.causal false", "causal"), ("--model.augment.mixup 0.5", "mixup"),
+    ("--model.net.vocabulary 9", "17 colours"), ("--model.net.max_length 49", "image_size 7"),
+    ("--data.palette nowhere", "nowhere"), ("--data.palette_size 1", "palette_size"),
+    ("--model.pictures.samples 0", "samples"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(options: str, named: str, console: Console) -> None:
+    console.refused(f"fit {TINY['igpt']} {FEW_STEPS} {options} --run_dir r", named, task="igpt")
+
+
+def test_images_of_one_colour_stop_the_run(console: Console) -> None:
+    for number in range(6):
+        path = Path(f"images/train/{'ab'[number % 2]}/{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (1, 2, 3)).save(path)
+    assert run(f"fit {TINY['igpt']} {FEW_STEPS} --data.path images --run_dir r", "igpt") == 1
+
+
+def test_colour_images_and_a_tied_output_layer(console: Console) -> None:
+    """The start token, which a tied layer can predict, is never sampled."""
+    write_images(Path("images"), count=12, side=8)
+    line = f"fit {TINY['igpt']} {FEW_STEPS} --preset digits --data.path images"
+    line += " --data.palette_size 12 --model.net.tied true --data.dataset.val_fraction 0.3"
+    console.printed(f"{line} --run_dir r", "igpt")
+    model = load_model("r")
+    assert isinstance(model, PixelModel) and model.net.config.output_vocabulary is None
+    samples = tessera.load("r", kind=tessera.ImageGenerator).sample(20)
+    assert samples.shape == (20, 3, 8, 8)
+    console.refused(f"export {CKPT} r", "safetensors", task="igpt")

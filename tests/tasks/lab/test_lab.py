@@ -1,0 +1,174 @@
+"""Laboratories as real processes: refused files, failing runs, kills, locks and full disks."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.errors import RunError
+from tasks.lab.__main__ import main
+from tasks.lab.plan import Run
+from tasks.lab.runner import Job, Runner
+from tasks.lab.state import error_of, log_file
+from tests.helpers.command import ROOT, Capture
+from tests.helpers.labs import LAB, rows, start, write_lab
+from tests.helpers.results import summary
+from tests.helpers.wandb_files import records
+
+
+def stamps() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path("out").rglob("summary.json")}
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 500
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"axes": {"model.net.stack.ordre": ["pre"]}}, ("ordre=pre", "order")),
+    ({"axes": {"model.net.stack.order": ["pre", "prr"]}}, ("order=prr", "did you mean pre")),
+    ({"axes": {"model.net.stack.order": []}}, ("axes.model.net.stack.order", "empty")),
+    ({"axes": {"model.net.stack.heads": [2, 5]}}, ("heads=5",)),
+    ({"axes": {"trainer.max_epochs": [2, 5]}}, ("trainer.max_epochs", "budget")),
+    ({"options": {"trainer.max_time": "00:00:00:09"}}, ("options", "trainer.max_time", "budget")),
+    ({"before": {"task": "mlm", "option": {}}}, ("before", "'options'")),
+    ({"before": {"task": "mlm", "options": {"run_dir": "x"}}}, ("before.options", "run_dir")),
+    ({"task": "vti"}, ("task", "'vit'")),
+    ({"seeds": [0, "one"]}, ("seeds", "one")),
+    ({"axes": {"width": {"a b": {}, "a_b": {}}}}, ("axes", "width=a_b")),
+    ({"seeds": []}, ("seeds",)),
+    ({"budget": {"stpes": 3}}, ("budget", "'steps'")),
+    ({"budget": {"steps": -3}}, ("budget.steps", "-3")),
+    ({"budget": {"minutes": 1}}, ("order=pre", "schedule")),
+    ({"metric": {"name": "test/bleu", "goal": "maximize"}}, ("test/bleu", "test/acc")),
+    ({"compare": {"model.net.stack.order": "pro"}}, ("compare", "'pre'")),
+    ({"evaluations": {"far": {"data.lenght": 9}}}, ("evaluations.far", "--data.lenght")),
+    ({"evaluations": {"a/b": {}}}, ("evaluations", "a_b")),
+    ({"colour": 1}, ("colour",)),
+]
+
+
+@pytest.mark.parametrize(("changes", "names"), BAD, ids=[names[0] for _, names in BAD])
+def test_what_is_wrong_is_said_before_the_first_run(
+    changes: dict[str, Any], names: tuple[str, ...], capsys: Capture
+) -> None:
+    write_lab(**{"compare": {}, **changes})
+    assert main(["run", "lab.yaml", "--output", "out"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    for name in ("lab.yaml", *names):
+        assert name in error
+    assert not Path("out").exists()
+
+
+@pytest.mark.slow
+def test_a_failing_run_among_good_ones_and_what_is_written() -> None:
+    rates = {"good": {"model.optimizer.lr": 1e-3}, "bad": {"model.optimizer.lr": 1e30}}
+    write_lab(axes={"lr": rates}, compare={"lr": "good"}, seeds=[0], budget={"steps": 30})
+    process = start("run lab.yaml --output out --config configs/logger/wandb.yaml")
+    out, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    good, bad = rows()
+    assert (good["state"], bad["state"]) == ("finished", "failed")
+    assert "NaN" in bad["error"] and "NaN" in Path("out/report.md").read_text()
+    found = summary(f"out/runs/lr=good,seed={good['seed']}")
+    assert float(good["test/loss"]) == found["test/loss"]
+    assert good["command"] == found["command"] and int(good["steps"]) == 30
+    assert good["parameters"] == str(found["parameters"])
+    groups = {record.run.run_group for record in records(Path("out")) if record.run.run_id}
+    assert groups == {LAB["title"]}
+    Path("out/bars.png").unlink()
+    assert main(["report", "out"]) == 0
+    assert Path("out/bars.png").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_lab_resumes_and_keeps_what_is_finished() -> None:
+    write_lab(budget={"steps": 60})
+    process = start("run lab.yaml --output out")
+    second = Path("out/runs/order=post,seed=0/config.yaml")
+    wait_for(second.exists, process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = stamps()
+    assert list(map(str, before)) == ["out/runs/order=pre,seed=0/summary.json"]
+    assert main(["report", "out"]) == 0
+    assert [row["state"] for row in rows()] == ["finished", "unfinished"]
+    again = start("run lab.yaml --output out")
+    out, err = again.communicate(timeout=500)
+    assert again.returncode == 0, err
+    after = stamps()
+    assert len(after) == 2 and before.items() <= after.items()
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
+
+
+@pytest.mark.slow
+def test_two_labs_in_a_folder_and_ctrl_c() -> None:
+    write_lab(budget={"steps": 2000})
+    first = start("run lab.yaml --output out")
+    wait_for(Path("out/runs/order=pre,seed=0/metrics.csv").exists, first)
+    second = start("run lab.yaml --output out")
+    _, err = second.communicate(timeout=500)
+    assert second.returncode == 2 and err.count("\n") == 1 and "out" in err
+    first.send_signal(signal.SIGINT)
+    _, err = first.communicate(timeout=500)
+    assert first.returncode == 130 and "to resume: python -m tasks.lab run lab.yaml" in err
+    processes = [Path(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdecimal()]
+    here = str(Path("out").resolve())
+    for path in processes:
+        try:
+            assert here not in path.read_text()
+        except OSError:
+            continue  # it has ended
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_lab_with_one_sentence() -> None:
+    write_lab(axes={"model.net.stack.order": ["pre"]})
+    process = start("run lab.yaml --output out", before="ulimit -f 20;")
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 1 and err.count("\n") == 1 and "make room" in err, err
+    again = start("run lab.yaml --output out")
+    _, err = again.communicate(timeout=500)
+    assert again.returncode == 0, err
+    assert [row["state"] for row in rows()] == ["finished"]
+
+
+def test_errors_are_those_of_the_last_process(tmp_path: Path) -> None:
+    run = Run("one", "vit", {}, 0, [])
+    (tmp_path / "logs").mkdir()
+    log_file(tmp_path, run).write_text("error: No space left on device\n")
+    start_of_log = log_file(tmp_path, run).stat().st_size
+    process = subprocess.Popen(["bash", "-c", "exit 7"])
+    process.wait()
+    Runner("", tmp_path, 1, "").finish(Job(run, "", process, start_of_log))
+    assert "7" in error_of(tmp_path, run) and "space" not in error_of(tmp_path, run)
+    process = subprocess.Popen(["bash", "-c", "exit 1"])
+    process.wait()
+    with pytest.raises(RunError):
+        Runner("", tmp_path, 1, "").finish(Job(run, "", process, 0))
+
+
+FILES = sorted((ROOT / "configs/lab").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_are_read(path: Path) -> None:
+    from tasks.lab.spec import read_lab
+
+    lab = read_lab(str(path))
+    assert lab.claim and lab.settings
+    assert path.read_text().startswith("# ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_files_pass_the_checks(path: Path) -> None:
+    assert main(["run", str(path), "--seeds", "0", "--dry_run"]) == 0

@@ -1,0 +1,111 @@
+"""The values that are drawn in the pictures of a laboratory."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tasks.lab.pictures import draw
+from tasks.lab.plan import Plan, Run
+from tasks.lab.results import metric_by_point, read_results
+from tasks.tracking.csv_files import write_csv
+
+LENGTHS = {"512": 2.0, "1024": 3.0}
+SEEDS = (0, 1)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Runs of two orders and two seeds, tested on two lengths, with their files in `tmp_path`."""
+    runs = []
+    for number, order in enumerate(("pre", "post")):
+        for seed in SEEDS:
+            name = f"order={order},seed={seed}"
+            runs.append(Run(name, "lm", {"a.order": order}, seed, [], {key: [] for key in LENGTHS}))
+            folder = tmp_path / "runs" / name
+            folder.mkdir(parents=True)
+            (folder / "summary.json").write_text('{"steps": 20, "test/loss": 1.0}')
+            for length, loss in LENGTHS.items():
+                (folder / f"test_{length}").mkdir()
+                text = f'{{"test/loss": {loss + number + seed / 2}}}'
+                (folder / f"test_{length}" / "test.json").write_text(text)
+            steps = [10, 20]
+            columns = {
+                "step": steps,
+                "train/loss": [4.0 + number + seed, 2.0 + number + seed],
+                "grad_norm/stack.0": [1.0 + number, 10.0 + number],
+                "grad_norm/stack.1": [2.0 + number, 20.0 + number],
+                "grad_norm/head.linear": [9.0, 9.0],
+            }
+            write_csv(folder / "metrics.csv", list(columns), list(columns.values()))
+    lab = {
+        "title": "Orders",
+        "metric": "test/loss",
+        "goal": "minimize",
+        "axes": {"a.order": ["pre", "post"]},
+        "evaluations": {key: {} for key in LENGTHS},
+        "compare": {},
+    }
+    return Plan(lab, runs)
+
+
+def drawn(plan: Plan, folder: Path, **options: Any) -> Any:
+    """The axes of a picture."""
+    results = read_results(folder, plan)
+    figure = draw(folder, plan, results, metric_by_point(results), options)
+    return figure.axes[0]
+
+
+def lines(axis: Any) -> dict[str, tuple[list[float], list[float]]]:
+    """(x, y) of the lines of an axis by their label."""
+    return {line.get_label(): tuple(map(list, line.get_data())) for line in axis.lines}
+
+
+def test_lines_show_means_and_deviations_over_numbers(plan: Plan, tmp_path: Path) -> None:
+    axis = drawn(plan, tmp_path, kind="line", x="evaluation", scale="log")
+    for number, container in enumerate(axis.containers):
+        assert container.get_label() == ("pre", "post")[number]
+        line, _, (bars,) = container.lines
+        assert np.allclose(line.get_xdata(), [512, 1024])
+        assert np.allclose(line.get_ydata(), [2.25 + number, 3.25 + number])
+        half = np.diff([segment[:, 1] for segment in bars.get_segments()])[:, 0] / 2
+        assert np.allclose(half, np.std([0, 0.5], ddof=1))
+    assert len(axis.containers) == 2 and axis.get_xscale() == "log"
+
+
+def test_bars_show_means_and_all_of_their_deviations(plan: Plan, tmp_path: Path) -> None:
+    axis = drawn(plan, tmp_path, kind="bars", x="a.order")
+    found = [c for c in axis.containers if c.get_label() in LENGTHS]
+    assert [[bar.get_height() for bar in c] for c in found] == [[2.25, 3.25], [3.25, 4.25]]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["pre", "post"]
+    low, high = axis.get_ylim()
+    assert low == 0 and high >= 4.25 + np.std([0, 0.5], ddof=1)
+
+
+def test_one_seed_has_no_error_bar(plan: Plan, tmp_path: Path) -> None:
+    plan.runs = [run for run in plan.runs if run.seed == 0]
+    for container in drawn(plan, tmp_path, kind="line", x="evaluation").containers:
+        segments = container.lines[2][0].get_segments()
+        assert not [one for one in segments if len(one) and np.isfinite(one).all()]
+        assert math.isfinite(container.lines[0].get_ydata()[0])
+
+
+def test_curves_show_the_mean_over_seeds(plan: Plan, tmp_path: Path) -> None:
+    found = lines(drawn(plan, tmp_path, kind="curves"))
+    assert found == {"pre": ([10, 20], [4.5, 2.5]), "post": ([10, 20], [5.5, 3.5])}
+
+
+@pytest.mark.parametrize(("at", "factor"), [("first", 1), ("last", 10)])
+def test_layers_show_one_step(at: str, factor: int, plan: Plan, tmp_path: Path) -> None:
+    found = lines(drawn(plan, tmp_path, kind="layers", at=at))
+    assert found["pre"] == ([0, 1], [1.0 * factor, 2.0 * factor])
+    assert found["post"] == ([0, 1], [1.0 * factor + 1, 2.0 * factor + 1])
+
+
+def test_nothing_is_drawn_before_the_first_run(plan: Plan, tmp_path: Path) -> None:
+    for kind in ("bars", "line", "curves", "layers"):
+        results = read_results(tmp_path / "other", plan)
+        options = {"kind": kind}
+        assert draw(tmp_path / "other", plan, results, metric_by_point(results), options) is None

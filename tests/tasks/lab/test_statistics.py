@@ -1,0 +1,101 @@
+"""Intervals and verdicts against SciPy, and scaling laws that are known."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from tasks.lab.plan import Run
+from tasks.lab.results import Result
+from tasks.lab.scaling import Law, fit_law, interval, scaling_report
+from tasks.lab.statistics import paired_difference, t_quantile
+
+HOFFMANN = Law(1.69, 406.4, 0.34, 410.7, 0.28)  # 2022, equation 10
+SIZES = torch.tensor([1e5, 3e5, 1e6, 3e6, 1e7]).double().repeat_interleave(4)
+TOKENS = torch.tensor([1e6, 1e7, 1e8, 1e9]).double().repeat(5)
+
+
+def test_quantiles_are_scipys() -> None:
+    for degrees in range(1, 31):
+        assert math.isclose(t_quantile(degrees), stats.t.ppf(0.975, degrees), rel_tol=1e-4)
+    assert stats.t.ppf(0.975, 300) <= t_quantile(300) < 1.04 * stats.t.ppf(0.975, 300)
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0])
+def test_paired_differences_are_scipys(shift: float) -> None:
+    random = np.random.default_rng(0)
+    base = random.normal(size=6)
+    values = base + shift + 0.3 * random.normal(size=6)
+    found = paired_difference(
+        dict(enumerate(values)), {**dict(enumerate(base)), 9: 1.0}, "minimize"
+    )
+    test = stats.ttest_rel(values, base)
+    low, high = test.confidence_interval(0.95)
+    assert np.allclose((found.low, found.high), (low, high), rtol=1e-4)
+    decided = test.pvalue < 0.05
+    assert decided == (shift != 0) and found.pairs == 6
+    if decided:
+        assert found.verdict == ("better" if shift < 0 else "worse")
+    else:
+        assert found.verdict.startswith("inconclusive")
+
+
+def test_one_seed_decides_nothing() -> None:
+    one = paired_difference({0: 1.0}, {0: 0.0}, "maximize")
+    assert one.mean == 1 and math.isnan(one.low) and math.isnan(one.high)
+    none = paired_difference({0: 1.0}, {1: 0.0}, "maximize")
+    equal = paired_difference({0: 1.0, 1: 2.0}, {0: 1.0, 1: 2.0}, "maximize")
+    assert none.pairs == 0
+    assert not {one.verdict, none.verdict} & {"better", "worse", "equal"}
+    assert len({one.verdict, none.verdict, equal.verdict}) == 3
+
+
+def planted(law: Law, noise: float, seed: int) -> torch.Tensor:
+    """Losses (20,) of `SIZES` and `TOKENS` with relative noise."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(len(SIZES), generator=generator, dtype=torch.float64)
+    return law.loss(SIZES, TOKENS) * (1 + noise * drawn)
+
+
+def test_planted_exponents_are_recovered() -> None:
+    found, samples = fit_law(SIZES, TOKENS, planted(HOFFMANN, 0.003, seed=0))
+    for name in ("alpha", "beta"):
+        low, high = interval(getattr(samples, name))
+        assert low < getattr(HOFFMANN, name) < high and high - low < 0.06
+        assert abs(getattr(found, name) / getattr(HOFFMANN, name) - 1) < 0.05
+    assert abs(found.loss(5e7, 1e9) / HOFFMANN.loss(5e7, 1e9) - 1) < 0.02
+    best = HOFFMANN.best_size(1e18)
+    near = [HOFFMANN.loss(n, 1e18 / (6 * n)) for n in (best * 0.9, best, best * 1.1)]
+    assert near[1] == min(near)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_planted_exponents_as_often_as_they_say() -> None:
+    held = []
+    for seed in range(60):
+        _, samples = fit_law(SIZES, TOKENS, planted(HOFFMANN, 0.01, seed))
+        for name in ("alpha", "beta"):
+            low, high = interval(getattr(samples, name))
+            held.append(low <= getattr(HOFFMANN, name) <= high)
+    assert 0.9 <= np.mean(held) <= 0.99
+
+
+@pytest.mark.parametrize("evaluation", ["", "long"])
+def test_the_largest_model_is_held_out_with_all_its_seeds(tmp_path: Path, evaluation: str) -> None:
+    law = Law(1.7, 60.0, 0.34, 200.0, 0.29)
+    results = []
+    for size in (1e4, 3e4, 1e5, 3e5):
+        for steps in (100, 300, 1000, 3000):
+            is_largest = size * steps == 3e5 * 3000
+            for seed in (0, 1):
+                loss = float(law.loss(torch.tensor(size), torch.tensor(steps * 1e3)))
+                loss *= 2 if is_largest else 1  # the fit must not see it
+                values = {"size": size, "steps": steps}
+                run = Run("r", "lm", values, seed, [], {}, steps, 1e3, 6e3 * size, int(size))
+                results.append(Result(run, "finished", "", {}, steps, {evaluation: loss}))
+    text = scaling_report(tmp_path, results, evaluation)
+    assert "an error of 50.0%" in text
+    assert [path.suffix for path in tmp_path.iterdir()] == [".png"]

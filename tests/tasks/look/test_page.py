@@ -1,0 +1,194 @@
+"""The page in a real browser: no request, no error, and what hover and clicks show."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.look.figures import draw_heads, save_figures
+from tasks.look.page import render
+from tasks.look.views import Curves, Heads, Matrix, Sample, Table, Tokens, View
+from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.page import content, tab_views, unpacked
+from tests.helpers.tiny_models import close
+
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="needs Chromium: apt-get install chromium"
+)
+WORDS = ["the", "cat", "</script>", "sat"]
+
+
+def views(layers: int = 2, heads: int = 3, size: int = 4) -> dict[str, list[View]]:
+    """One view of each kind."""
+    weights = torch.rand(2, layers, heads, size, size).softmax(-1)
+    words = WORDS if size == 4 else [f"word {number}" for number in range(size)]
+    image = torch.randint(0, 256, (3, 8, 8), dtype=torch.uint8)
+    return {
+        "attention": [Heads("text", weights, words, words, ["step 1", "step 2"])],
+        "picture": [Heads("image", weights[:1], words, words, image=image, grid=(2, size // 2))],
+        "numbers": [
+            Matrix("matrix", weights[0, 0, 0] - 0.25, words, words, "from", "to", diverging=True),
+            Matrix("lens", weights[0, 0, 0], words, words, "from", "to", cells=[words] * size),
+            Curves("curves", [1, 2], {"a": [0.5, 1.0], "b": [2.0, 0.0]}, "step", "value"),
+        ],
+        "texts": [
+            Tokens("losses", words, [None, *range(1, size)], "nats"),
+            Table("table", ("token", "p"), [["the", 0.25], ["<b>", 1e-6]]),
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory):
+    with Browser(tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_page_in_a_browser(tmp_path: Path, browser: Browser) -> None:
+    tabs = views()
+    page = tmp_path / "look.html"
+    page.write_text(render("A <page>", "note", [Sample("one", tabs)] * 2, {"more": tabs["texts"]}))
+    browser.open(page)
+    assert browser.evaluate("document.title") == "A <page>"
+    (heads,) = tabs["attention"]
+    assert isinstance(heads, Heads)
+    chosen = "document.querySelector('.chosen').textContent"
+    assert browser.evaluate(chosen) == "layer 0, head 0"
+    browser.mouse(".grid", 0.9, 0.9, click=True)
+    assert browser.evaluate(chosen) == "layer 1, head 2"
+    read = browser.evaluate("document.querySelector('.read').textContent")
+    assert "rows are queries" in read and "columns are keys" in read
+    browser.mouse(".large canvas", 0.94, 0.9)  # the last key, of the last query
+    read = browser.evaluate("document.querySelector('.read').textContent")
+    weight = float(heads.weights[1, 1, 2, 3, 3])
+    assert read.startswith("sat → sat: ")
+    assert float(re.findall(r"[\d.]+", read)[0]) == pytest.approx(weight, abs=0.005)
+    tip = browser.evaluate("document.getElementById('tip').textContent")
+    assert read.startswith(tip)
+    slider = "document.querySelector('input[type=range]')"
+    browser.evaluate(f"{slider}.value = 0; {slider}.oninput()")
+    browser.mouse(".large canvas", 0.94, 0.9)
+    read = browser.evaluate("document.querySelector('.read').textContent")
+    weight = float(heads.weights[0, 1, 2, 3, 3])
+    assert float(re.findall(r"[\d.]+", read)[0]) == pytest.approx(weight, abs=0.005)
+    browser.evaluate("[...document.querySelectorAll('.bar button')].at(-1).click()")  # lines
+    browser.mouse(".large canvas", 0.1, 0.3)
+    assert browser.evaluate("document.querySelector('.read').textContent").startswith("the most to")
+    browser.tab("picture")
+    browser.mouse(".large canvas", 0.1, 0.2)  # the first patch
+    assert browser.evaluate("document.querySelector('.read').textContent").startswith("the most to")
+    browser.tab("numbers")
+    browser.mouse("section canvas", 0.97, 0.95)
+    tip = browser.evaluate("document.getElementById('tip').textContent")
+    assert tip.startswith("from sat, to sat: ")
+    for tab in ("texts", "more"):
+        browser.tab(tab)
+        text = browser.evaluate("document.querySelector('main').textContent")
+        assert "</script>" in text and "<b>" in text
+    requests = [url for url in browser.requests() if not url.startswith("data:")]
+    assert requests[-1] == page.as_uri() and all(url.endswith("/look.html") for url in requests)
+    assert browser.errors() == []
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_large_page_is_small_and_fast(tmp_path: Path, browser: Browser) -> None:
+    scores = torch.randn(1, 12, 12, 512, 512)
+    causal = torch.ones(512, 512, dtype=torch.bool).tril()
+    weights = scores.masked_fill(~causal, -torch.inf).softmax(-1)
+    words = [f"word {number}" for number in range(512)]
+    page = tmp_path / "look.html"
+    tabs: dict[str, list[View]] = {"attention": [Heads("text", weights, words, words)]}
+    with pytest.warns(UserWarning) as warned:
+        page.write_text(render("large", "", [Sample("one", tabs)], {}))
+    assert page.stat().st_size < 10_000_000
+    (remark,) = (str(one.message) for one in warned)
+    (view,) = tab_views(content(page))["attention"]
+    assert (unpacked(view) - weights).abs().max() <= float(re.findall(r"0\.\d+", remark)[0])
+    browser.open(page)
+    assert remark in browser.evaluate("document.querySelector('header').textContent")
+    browser.mouse(".grid", 0.95, 0.95, click=True)
+    assert browser.evaluate("document.querySelector('.chosen').textContent") == "layer 11, head 11"
+    frames = "new Promise(done => requestAnimationFrame(() => done(performance.now())))"
+    start = browser.evaluate(frames)
+    for step in range(20):
+        browser.mouse(".large canvas", 0.1 + 0.04 * step, 0.5)
+    assert browser.evaluate(frames) - start < 20 * 250  # ms
+
+
+@pytest.mark.slow
+@needs_browser
+def test_the_last_of_quick_clicks_counts(tmp_path: Path, browser: Browser) -> None:
+    """Also while the weights of another tab are unpacked."""
+    weights = torch.rand(1, 4, 4, 256, 256)
+    words = [f"word {number}" for number in range(256)]
+    tabs: dict[str, list[View]] = {
+        "texts": [Table("table", ("token",), [["the"]])],
+        "attention": [Heads(f"text {number}", weights, words, words) for number in range(2)],
+    }
+    page = tmp_path / "look.html"
+    page.write_text(render("quick", "", [Sample("one", tabs)], {}))
+    browser.open(page)
+    titles = "[...document.querySelectorAll('h2')].map(title => title.textContent)"
+    for names, expected in (
+        (("attention", "texts"), ["table"]),
+        (("attention", "texts", "attention", "attention"), ["text 0", "text 1"]),
+    ):
+        buttons = "[...document.querySelectorAll('nav button')]"
+        clicks = [f"{buttons}.find(one => one.textContent === {name!r}).click()" for name in names]
+        browser.evaluate("; ".join(clicks))
+        browser.evaluate("new Promise(done => setTimeout(done, 1500))")
+        assert browser.evaluate(titles) == expected
+        assert browser.evaluate("document.body.dataset.ready") == names[-1]
+    assert browser.errors() == []
+
+
+def test_axes_of_attention_are_named() -> None:
+    for heads in (1, 3):
+        (view,) = views(layers=heads, heads=heads)["attention"]
+        assert isinstance(view, Heads)
+        figure = draw_heads(view)
+        assert (figure.get_supylabel(), figure.get_supxlabel()) == ("queries", "keys")
+
+
+def test_a_page_that_is_too_large_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "look.html"
+    rows = [["x" * 1_000_000]] * 11
+    with pytest.warns(UserWarning) as warned:
+        page.write_text(
+            render("large", "", [Sample("one", {"texts": [Table("none", ("a",), rows)]})], {})
+        )
+    assert content(page)["remarks"] == [str(one.message) for one in warned]
+    assert "11 MB" in content(page)["remarks"][-1]
+
+
+def test_a_small_page_shows_all_weights(tmp_path: Path) -> None:
+    page = tmp_path / "look.html"
+    tabs = views()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        page.write_text(render("small", "", [Sample("one", tabs)], {}))
+    assert content(page)["remarks"] == []
+    (heads,) = tabs["attention"]
+    (view,) = tab_views(content(page))["attention"]
+    assert isinstance(heads, Heads)
+    close(unpacked(view), heads.weights, atol=0.005)
+
+
+def test_the_page_itself_is_small() -> None:
+    page = render("empty", "", [Sample("one", {"texts": [Table("none", ("a",), [])]})], {})
+    assert len(page) < 300_000
+    assert not re.search(r"https?://|src=|@import|fetch\(|XMLHttpRequest", page)
+
+
+@pytest.mark.slow
+def test_figures_for_papers(tmp_path: Path) -> None:
+    found = save_figures(views(), tmp_path)
+    assert len(found) == 7
+    for path in found:
+        assert path.read_text().rstrip().endswith("</svg>")
+        assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

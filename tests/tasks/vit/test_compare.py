@@ -1,0 +1,85 @@
+"""`compare`: a table of several models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+from tests.helpers.command import Console, run
+from tests.helpers.results import table
+from tests.helpers.tiny import SHORT, write_images
+from tests.parity.vit import timm_model
+
+NAME = "vit_tiny_patch16_224"
+SIZES: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
+
+
+@pytest.fixture
+def rows(run_copy: Path, console: Console) -> dict[str, dict[str, str]]:
+    """compare.csv by model: a run, another of it, a model of timm with 3 classes, and "out"."""
+    theirs = timm_model(NAME, **SIZES)
+    timm.models.save_for_hf(theirs, "theirs", model_args=SIZES, safe_serialization=True)
+    assert run(f"fit {SHORT} --model.net.stack.mlp_width 64 --run_dir narrow") == 0
+    line = f"compare {run_copy} narrow theirs --repetitions 2 --batch_size 8 --output out"
+    out, _ = console.printed(line)
+    assert out.count("is not tested") == 1 and "theirs is not tested" in out
+    printed = Path("out/compare.md").read_text()
+    assert printed in out and len(printed.splitlines()) == 5
+    found = {row["model"]: row for row in table("out/compare.csv")}
+    assert [*found] == [str(run_copy), "narrow", "theirs"]
+    return {Path(name).name: row for name, row in found.items()}
+
+
+@pytest.mark.slow
+def test_figures_are_those_of_test_and_timm(rows: dict[str, dict[str, str]]) -> None:
+    for folder in ("run", "narrow"):
+        summary = json.loads(Path(folder, "summary.json").read_text())
+        assert int(rows[folder]["parameters"]) == summary["parameters"]
+        score = float(rows[folder]["test/acc"])
+        every = torch.tensor([score * 359])
+        assert abs(float(every) - float(every.round())) < 1e-3  # of all test images
+    assert rows["theirs"]["test/acc"] == ""
+    expected = sum(parameter.numel() for parameter in timm_model(NAME, **SIZES).parameters())
+    expected -= 192  # of the class token's position, which is added to the token here
+    assert int(rows["theirs"]["parameters"]) == expected
+    assert all(float(row["images_per_s"]) > 0 for row in rows.values())
+    assert int(rows["narrow"]["flop_forward"]) < int(rows["run"]["flop_forward"])
+
+
+def test_the_score_is_that_of_the_test(best: Path, console: Console) -> None:
+    console.printed(f"test --ckpt_path {best} --output tested")
+    console.printed(f"compare {best} --repetitions 1 --batch_size 2 --output out")
+    (row,) = table("out/compare.csv")
+    expected = json.loads(Path("tested/test.json").read_text())["test/acc"]
+    assert float(row["test/acc"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_other_data_are_tested_whole(best: Path, console: Console) -> None:
+    write_images(Path("images"), tuple("0123456789"), count=3, side=8)
+    line = "--repetitions 1 --batch_size 2 --data.path images"
+    out, _ = console.printed(f"compare {best} {line} --output out")
+    console.printed(f"test --ckpt_path {best} --data.path images --output tested")
+    (row,) = table("out/compare.csv")
+    expected = json.loads(Path("tested/test.json").read_text())
+    assert expected["test_samples"] == 30 and "30 images of images" in out
+    assert float(row["test/acc"]) == pytest.approx(expected["test/acc"], abs=1e-6)
+
+
+BAD = {
+    "": "run folders",
+    "missing": "missing",
+    "BEST --repetitions 0": "--repetitions",
+    "BEST --batch_size 0": "--batch_size",
+    "BEST --data.path missing": "missing",
+    "BEST --output file/below": "--output",
+    "--output out BEST": "options begin with --",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_sentence(line: str, best: Path, console: Console) -> None:
+    Path("file").write_text("")
+    console.refused(f"compare {line.replace('BEST', str(best))}", BAD[line])
