@@ -121,11 +121,22 @@ def draw_bars(axis: Any, series: Series) -> None:
 def draw_curves(
     axis: Any, folder: Path, plan: Plan, results: list[Result], options: Mapping[str, Any]
 ) -> None:
-    """A column of `metrics.csv` over steps, the mean over seeds."""
+    """A column of `metrics.csv` over steps, the mean over seeds.
+
+    With `x: minutes` over the minutes of finished runs, test included, of which each step has the
+    same part.
+    """
     metric = options.get("metric", "train/loss")
+    in_minutes = options.get("x") == "minutes"
     by_step: dict[tuple[Any, ...], dict[int, list[float]]] = {}
+    minutes: dict[tuple[Any, ...], list[float]] = {}  # of a step
     for one in results:
-        curve = by_step.setdefault((*one.run.values.values(),), {})
+        label = (*one.run.values.values(),)
+        if in_minutes:
+            if not one.summary:
+                continue
+            minutes.setdefault(label, []).append(one.summary["seconds"] / 60 / one.steps)
+        curve = by_step.setdefault(label, {})
         for row in read_rows(run_folder(folder, one.run) / "metrics.csv"):
             if metric in row:
                 curve.setdefault(int(row["step"]), []).append(float(row[metric]))
@@ -133,8 +144,9 @@ def draw_curves(
         if curve:
             steps = sorted(curve)
             means = [float(np.mean(curve[step])) for step in steps]
-            axis.plot(steps, means, label=label_of(label))
-    axis.set(xlabel="optimizer step", ylabel=metric)
+            scale = float(np.mean(minutes[label])) if in_minutes else 1
+            axis.plot(scale * np.array(steps), means, label=label_of(label))
+    axis.set(xlabel="minutes" if in_minutes else "optimizer step", ylabel=metric)
     add_legend(axis, option_names(plan.lab["axes"]))
 
 

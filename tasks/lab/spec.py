@@ -12,6 +12,7 @@ from tasks.tessera.command import TASKS
 
 BUDGET_UNITS = ("steps", "tokens", "flops", "minutes")
 PICTURE_KINDS = ("bars", "line", "curves", "layers")
+CURVES_X = ("steps", "minutes")
 PICTURE_KEYS = ("kind", "x", "metric", "scale", "at")
 FILE_KEYS = (
     *("title", "claim", "task", "options", "before", "axes", "seeds", "budget", "metric"),
@@ -307,6 +308,9 @@ def checked_pictures(value: Any, axes: Mapping[str, Any], where: str) -> dict[st
             known = (*axes, "evaluation")
             x = str(options.get("x", next(iter(axes), "")))
             require(x in known, f"{here}.x", unknown_name(x, known, "axis"))
+        elif kind == "curves":
+            x = str(options.get("x", "steps"))
+            require(x in CURVES_X, f"{here}.x", unknown_name(x, CURVES_X, "unit"))
     if not found and axes:
         return {"bars": {"kind": "bars", "x": next(iter(axes))}}
     return found

@@ -51,6 +51,7 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"compare": {"model.net.stack.order": "pro"}}, ("compare", "'pre'")),
     ({"evaluations": {"far": {"data.lenght": 9}}}, ("evaluations.far", "--data.lenght")),
     ({"evaluations": {"a/b": {}}}, ("evaluations", "a_b")),
+    ({"pictures": {"a": {"kind": "curves", "x": "hours"}}}, ("pictures.a.x", "minutes")),
     ({"colour": 1}, ("colour",)),
 ]
 

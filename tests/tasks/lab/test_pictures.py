@@ -26,7 +26,7 @@ def plan(tmp_path: Path) -> Plan:
             runs.append(Run(name, "lm", {"a.order": order}, seed, [], {key: [] for key in LENGTHS}))
             folder = tmp_path / "runs" / name
             folder.mkdir(parents=True)
-            (folder / "summary.json").write_text('{"steps": 20, "test/loss": 1.0}')
+            (folder / "summary.json").write_text('{"steps": 20, "seconds": 120, "test/loss": 1.0}')
             for length, loss in LENGTHS.items():
                 (folder / f"test_{length}").mkdir()
                 text = f'{{"test/loss": {loss + number + seed / 2}}}'
@@ -95,6 +95,8 @@ def test_one_seed_has_no_error_bar(plan: Plan, tmp_path: Path) -> None:
 def test_curves_show_the_mean_over_seeds(plan: Plan, tmp_path: Path) -> None:
     found = lines(drawn(plan, tmp_path, kind="curves"))
     assert found == {"pre": ([10, 20], [4.5, 2.5]), "post": ([10, 20], [5.5, 3.5])}
+    found = lines(drawn(plan, tmp_path, kind="curves", x="minutes"))
+    assert found == {"pre": ([1, 2], [4.5, 2.5]), "post": ([1, 2], [5.5, 3.5])}
 
 
 @pytest.mark.parametrize(("at", "factor"), [("first", 1), ("last", 10)])
