@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
 from datamodules.sources.base import shortened
+from datamodules.utils.progress import progress_bar
 from tasks.base import Batch, Task
 from tasks.distributed.predicting import predict_dataset
 from tasks.errors import UsageError
@@ -67,6 +68,7 @@ class ClassifierTask(Task):
         self.loss_weights: Tensor | None = None  # (K,)
         self.pooled = PooledVectors()
         self.teacher: Teacher | None = None  # while it trains
+        self.kept_outputs: Tensor | None = None  # logits (S, K) of the teacher, if they are kept
 
     @property
     def class_names(self) -> list[str]:
@@ -106,12 +108,52 @@ class ClassifierTask(Task):
             check_path(source)
             with torch.random.fork_rng(devices=[]):  # for initial weights, which are replaced
                 self.teacher = self.load_teacher(source).to(self.device)
+            if self.teacher_config.keep_outputs:
+                self.kept_outputs = self.teacher_outputs()
+                self.teacher.net.cpu()  # frees the memory of the device
         labels = self.training_labels() if self.class_weights == "balanced" else None
         weights = self.problem.weights(self.class_weights, labels)
         self.loss_weights = None if weights is None else weights.to(self.device)
 
     def on_fit_end(self) -> None:
         self.teacher = None  # frees its memory
+        self.kept_outputs = None
+
+    def teacher_logits(self, batch: Batch) -> Tensor:
+        """Logits (B, K) of the teacher for a batch as the data have it."""
+        raise NotImplementedError
+
+    def teacher_outputs(self) -> Tensor:
+        """Logits (S, K) of the teacher for all training samples, float32.
+
+        They are computed in the batches of an evaluation, which are the same in each run and for
+        any number of processes: so a resumed run has the same bits.
+        """
+        data = self.datamodule
+        if data is None:
+            raise UsageError(
+                "--model.teacher.keep_outputs needs the index of each sample: train on a "
+                "ResumableDataModule, or leave it out"
+            )
+        dataset = data.dataset("train")
+        logits = torch.zeros(len(dataset), len(self.class_names), device=self.device)
+        loader = data.eval_loader(dataset)
+        strategy = self.trainer.strategy
+        with (
+            self.trainer.precision_plugin.train_step_context(),
+            float32_by_default(),
+            progress_bar("computing the outputs of the teacher", len(dataset)) as advance,
+        ):
+            for number, batch in enumerate(loader):
+                batch = strategy.batch_to_device(batch)
+                if loader.sampler.is_counted(number):
+                    logits[batch["index"]] = self.teacher_logits(batch)
+                    advance(len(batch["index"]) * self.trainer.world_size)
+        return strategy.reduce(logits, reduce_op="sum")  # a row is zero in all processes but one
+
+    def kept_logits(self, batch: Batch) -> Tensor | None:
+        """Logits (B, K) of the teacher for a training batch; None if they are not kept."""
+        return None if self.kept_outputs is None else self.kept_outputs[batch["index"]]
 
     def training_labels(self) -> Tensor:
         """The targets of all training samples, (S,) or (S, K)."""

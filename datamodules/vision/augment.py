@@ -48,6 +48,13 @@ class AugmentConfig:
             if value < 0:
                 raise UsageError(f"--model.augment.{name} is {value}, but must not be negative.")
 
+    @property
+    def in_use(self) -> list[str]:
+        """Names of the parts that are on."""
+        values = asdict(self)
+        del values["rand_augment_magnitude"]  # without operations it does nothing
+        return [name for name, value in values.items() if value]
+
 
 class RandomResizedCrop(nn.Module):
     """Crops a random part, aspect ratio 3/4 to 4/3, and resizes it back (Szegedy 2015)."""

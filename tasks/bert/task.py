@@ -91,15 +91,21 @@ class BertTask(TextTask, ClassifierTask):
         """Returns loss (), predictions (B, K) and targets of a batch of tokens (B, N)."""
         labels = batch["label"]
         if training:
-            logits, loss = self.learn(batch["tokens"], batch["padding_mask"], labels)
+            taught = self.kept_logits(batch)
+            logits, loss = self.learn(batch["tokens"], batch["padding_mask"], labels, taught)
         else:
             logits = self.net(batch["tokens"], batch["padding_mask"])
             loss = self.problem.loss(logits, labels)
         predictions = self.problem.predictions(logits)
         return StepOutput(loss, len(labels), predictions, self.problem.metric_targets(labels))
 
-    def learn(self, tokens: Tensor, padding_mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits (B, K) and the training loss () of tokens (B, N)."""
+    def learn(
+        self, tokens: Tensor, padding_mask: Tensor, labels: Tensor, taught: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns logits (B, K) and the training loss () of tokens (B, N).
+
+        `taught` are the teacher's logits (B, K); None: it computes them here, if there is one.
+        """
         if not self.teacher_config.cosine:
             logits = self.net(tokens, padding_mask)
         else:
@@ -112,7 +118,8 @@ class BertTask(TextTask, ClassifierTask):
             loss = loss + self.r_drop * self.problem.divergence(logits, second) / 2
         if self.teacher is None:
             return logits, loss
-        taught_hidden, taught = self.teacher.outputs(tokens, padding_mask)
+        if taught is None:
+            taught_hidden, taught = self.teacher.outputs(tokens, padding_mask)
         loss = self.teacher_config.add(loss, logits, taught)
         if self.teacher_config.cosine:
             cosine = cosine_loss(hidden, taught_hidden, padding_mask)
@@ -122,6 +129,10 @@ class BertTask(TextTask, ClassifierTask):
     def load_teacher(self, source: str) -> TextTeacher:
         width = self.net.config.stack.width if self.teacher_config.cosine else None
         return load_teacher(source, self.metadata, width)
+
+    def teacher_logits(self, batch: Batch) -> Tensor:
+        assert self.teacher is not None
+        return self.teacher.outputs(batch["tokens"], batch["padding_mask"])[1]
 
     def predict_step(self, batch: Batch, batch_idx: int) -> tuple[Tensor, Tensor]:
         """Returns indices of the texts (B,) and their predictions (B, K)."""

@@ -61,6 +61,13 @@ class ViTTask(ImageTask, ClassifierTask):
     ) -> None:
         super().__init__(**kwargs)
         self.net_config = net
+        changing = self.augment.config.in_use
+        if teacher.keep_outputs and changing:
+            off = " ".join(f"--model.augment.{name} 0" for name in changing)
+            raise UsageError(
+                "--model.teacher.keep_outputs needs images that are the same in each epoch: add "
+                f"{off}, or leave it out"
+            )
         self.refused_commands = () if has_full_attention(net) else ("look",)
         self.pretrained = pretrained
         self.teacher_config = teacher
@@ -106,7 +113,7 @@ class ViTTask(ImageTask, ClassifierTask):
         if training:
             pixels = self.augment.erase(self.normalised(self.augment(batch["image"])))
             pixels, targets = self.augment.mix(pixels, self.problem.dense(labels))
-            logits, loss = self.learn(pixels, targets)
+            logits, loss = self.learn(pixels, targets, self.kept_logits(batch))
         else:
             trains = self.trainer.state.fn == "fit"
             logits = self.logits(batch, "none" if trains else self.tta)
@@ -114,18 +121,27 @@ class ViTTask(ImageTask, ClassifierTask):
         predictions = self.problem.predictions(logits)
         return StepOutput(loss, len(labels), predictions, self.problem.metric_targets(labels))
 
-    def learn(self, pixels: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def learn(
+        self, pixels: Tensor, targets: Tensor, taught: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Returns logits (B, K) and the training loss () of normalised pixels (B, C, H, W).
 
         With a teacher, a network with a distillation head learns from it with that head alone.
+        `taught` are the teacher's logits (B, K); None: it computes them here.
         """
         if self.teacher is None:
             logits = self.net(pixels)
             return logits, self.training_loss(logits, targets)
         heads = self.net(pixels, each_head=True)  # (heads, B, K)
         loss = self.training_loss(heads[0], targets)
-        loss = self.teacher_config.add(loss, heads[-1], self.teacher.logits(pixels))
+        if taught is None:
+            taught = self.teacher.logits(pixels)
+        loss = self.teacher_config.add(loss, heads[-1], taught)
         return heads.mean(0), loss
+
+    def teacher_logits(self, batch: Batch) -> Tensor:
+        assert self.teacher is not None
+        return self.teacher.logits(self.normalised(batch["image"]))
 
     def load_teacher(self, source: str) -> "ImageTeacher":
         from tasks.vit.teacher import load_teacher

@@ -47,6 +47,16 @@ def test_a_student_learns_without_its_teacher_in_the_checkpoint(console: Console
     assert not Path("pwned").exists()
 
 
+def test_kept_outputs_teach_as_those_of_each_step(console: Console) -> None:
+    assert run(f"{FIT} {SMALL} --run_dir teacher", "bert") == 0
+    line = f"{STUDENT} --model.teacher.alpha 1 --model.teacher.keep_outputs "
+    for keep in ("false", "true"):
+        assert run(f"{line} {keep} --run_dir {keep}", "bert") == 0
+    assert logged("true") == pytest.approx(logged("false"), rel=1e-4)
+    more = "true --model.teacher.cosine 1 --run_dir other"
+    console.refused(f"{line} {more}", "teacher.keep_outputs", "teacher.cosine", task="bert")
+
+
 @pytest.fixture
 def folder() -> dict[str, object]:
     """Saves DistilBERT with a tokenizer in "it"; returns metadata of data that fit."""

@@ -3,20 +3,28 @@
 import json
 import shutil
 import signal
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import tessera
 import timm
 import torch
 import torchvision
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.vision.augment import denormalise, normalise
+from datamodules.images import ImageData, LoadingOptions
+from datamodules.vision.augment import AugmentConfig, denormalise, normalise
+from modules.config import StackConfig
+from modules.models.vit import ViTConfig
 from tasks.errors import DataError, UsageError
-from tasks.vit.teacher import load_teacher
+from tasks.training.distillation import TeacherConfig
+from tasks.vit.task import ViTTask
+from tasks.vit.teacher import ImageTeacher, load_teacher
 from tests.helpers.cases import TWO, assert_same, signal_at
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.forked import Server
@@ -35,6 +43,13 @@ DEIT = (
     "--preset deit_tiny --model.net.image_size 8 --model.net.patch_size 2 "
     "--model.net.stack.width 24 --model.net.stack.depth 1"
 )
+SMALL_NET = ViTConfig(
+    image_size=8,
+    patch_size=2,
+    channels=None,
+    num_classes=None,
+    stack=StackConfig(width=16, depth=1, heads=2),
+)
 STUDENTS = {
     "deit": DEIT,
     "mixer": DEIT.replace("deit_tiny", "mixer_cifar"),
@@ -42,6 +57,7 @@ STUDENTS = {
     "hybrid": DEIT.replace("deit_tiny", "hybrid_tiny").replace("patch_size 2", "patch_size 8"),
 }
 TEACHER = "--model.teacher.path teacher"
+KEEP = "--model.teacher.keep_outputs true --model.augment.crop_padding 0"
 BEST = "checkpoints/best.ckpt"
 
 
@@ -113,15 +129,51 @@ def test_in_16_bits(precision: str, teacher: Path) -> None:
     assert len(logged("r", "train/loss")) == 3
 
 
+class CountedTask(ViTTask):
+    """Counts the images that its teacher sees."""
+
+    seen = 0
+
+    def load_teacher(self, source: str) -> ImageTeacher:
+        teacher = super().load_teacher(source)
+        teacher.net.register_forward_hook(self.count)
+        return teacher
+
+    def count(self, net: Any, inputs: Any, logits: Tensor) -> None:
+        self.seen += len(logits)
+
+
+@pytest.mark.parametrize("memory_limit_mb", [4096, 0])
+def test_kept_outputs_teach_as_those_of_each_step(memory_limit_mb: int, teacher: Path) -> None:
+    """The teacher then sees each sample once, whether images are in memory or streamed."""
+    weights = []
+    for keep in (False, True):
+        loading = LoadingOptions(num_workers=0, memory_limit_mb=memory_limit_mb)
+        data = ImageData("digits", batch_size=16, label_fraction=0.1, loading=loading)
+        task = CountedTask(
+            net=SMALL_NET, teacher=TeacherConfig("teacher", alpha=1.0, keep_outputs=keep)
+        )
+        trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, limit_val_batches=0)
+        trainer.fit(task, data)
+        samples = len(data.dataset("train"))
+        steps = trainer.global_step
+        assert steps == 3 * (samples // 16)
+        assert task.seen == (samples if keep else steps * 16)
+        weights.append(task.net.state_dict())
+    for name, value in weights[0].items():
+        close(weights[1][name], value, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", ["--model.augment.mixup 0.5", KEEP])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_killed_student_resumes_exactly(
-    ranks: int, server: Server, teacher: Path, tmp_path: Path
+    ranks: int, options: str, server: Server, teacher: Path, tmp_path: Path
 ) -> None:
     two = TWO if ranks == 2 else ""
     line = (
-        f"{FIT} {DEIT} --model.net.stack.dropout 0.1 --model.augment.mixup 0.5 {TEACHER} {two} "
+        f"{FIT} {DEIT} --model.net.stack.dropout 0.1 {options} {TEACHER} {two} "
         "--trainer.max_epochs 2 --trainer.limit_train_batches 8 --checkpoint.every_n_train_steps 2 "
         "--run_dir r"
     )
@@ -137,11 +189,19 @@ def test_a_killed_student_resumes_exactly(
 
 
 @pytest.mark.slow
-def test_two_processes_learn_what_one_does(server: Server, teacher: Path, tmp_path: Path) -> None:
-    """Without `find_unused_parameters`; with the gradients of both halves of a batch."""
-    line = f"{FIT} {DEIT} {TEACHER} --model.augment.crop_padding 0 --trainer.limit_test_batches 0"
+@pytest.mark.parametrize("options", ["--model.augment.crop_padding 0", KEEP])
+def test_two_processes_learn_what_one_does(
+    options: str, server: Server, teacher: Path, tmp_path: Path
+) -> None:
+    """Without `find_unused_parameters`; with the gradients of both halves of a batch.
+
+    Outputs are kept in 5 batches, so that one process repeats its last, which must not count.
+    """
+    line = f"{FIT} {DEIT} {TEACHER} {options} --trainer.limit_test_batches 0"
+    line += " --data.loading.eval_batch_size 300"
     server.run(f"{line} --run_dir one", tmp_path)
     server.run(f"{line} {TWO} --data.batch_size 8 --run_dir two", tmp_path, ranks=2)
+    assert logged(tmp_path / "two") == pytest.approx(logged(tmp_path / "one"), rel=1e-4)
     one, two = (checkpoint(tmp_path / name)["state_dict"] for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name, value in one.items():
@@ -226,6 +286,18 @@ def test_teachers_that_do_not_fit(teacher: Path, console: Console) -> None:
     torch.save({**saved, "extra": Malicious()}, teacher / BEST)
     console.refused(f"{line} {TEACHER}", "code")
     assert not Path("pwned").exists()
+
+
+def test_outputs_are_not_kept_of_images_that_change(console: Console) -> None:
+    keep = TeacherConfig("teacher", keep_outputs=True)
+    ViTTask(teacher=keep, augment=AugmentConfig())
+    for field in fields(AugmentConfig):
+        if field.name != "rand_augment_magnitude":
+            with pytest.raises(UsageError, match=f"model.augment.{field.name} 0, or"):
+                ViTTask(teacher=keep, augment=AugmentConfig(**{field.name: 1}))
+    options = f"{TEACHER} {KEEP} --model.augment.flip 0.5 --model.augment.mixup 0.2"
+    wanted = "add --model.augment.flip 0 --model.augment.mixup 0"
+    console.refused(f"{FIT} {options} --run_dir r", "--model.teacher.keep_outputs", wanted)
 
 
 def test_folders_of_timm_that_do_not_fit() -> None:
