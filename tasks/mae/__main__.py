@@ -23,6 +23,10 @@ APP = App(
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.mae.export:export",
         ),
+        "profile": (
+            "count and measure parameters, FLOP, memory and time",
+            "tasks.profiling.command:profile_mae",
+        ),
     },
     examples=(
         "fit",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from importlib import import_module
 from pathlib import Path
@@ -43,8 +44,8 @@ class ProfileOptions:
         preset: Name of a preset, also of one that is too large to build.
         config: Config file, as of `fit`; `--model.net.*` of `fit` replace its options.
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
-        lengths: Tokens of a sample, with commas between them; for vit the sides of images, in
-            pixels. null: the context, and a half, a quarter and an eighth of it.
+        lengths: Tokens of a sample, with commas between them; for vit and mae the sides of images,
+            in pixels. null: the context, and a half, a quarter and an eighth of it.
         widths: Widths d; heads keep their size. null: that of the network.
         depths: Numbers of blocks. null: that of the network.
         batch_sizes: Samples of a batch. null: 1.
@@ -73,6 +74,11 @@ class ProfileOptions:
 def profile_vit(options: ProfileOptions, net: Options) -> None:
     """Print parameters, FLOP, memory and time of a Vision Transformer, by part and by size."""
     profile("vit", options, net)
+
+
+def profile_mae(options: ProfileOptions, net: Options) -> None:
+    """Print parameters, FLOP, memory and time of a masked autoencoder, by part and by size."""
+    profile("mae", options, net)
 
 
 def profile_bert(options: ProfileOptions, net: Options) -> None:
@@ -115,7 +121,9 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
             changed = merge_options(asdict(config), net)
             config = from_dict(network.kind(changed), changed, "--model.net.")
     lengths = sizes(options.lengths, "lengths") or default_lengths(task, config)
-    config = network.fill(config, options.vocabulary or DEFAULTS.get(task, (0, 0))[0], max(lengths))
+    vocabulary = options.vocabulary or DEFAULTS.get(task, (0, 0))[0]
+    with usage_errors(f"--lengths {max(lengths)}"):
+        config = network.fill(config, vocabulary, max(lengths))
     points = all_points(network, config, lengths, options)
     if options.output is not None:  # before anything is measured
         Path(options.output).mkdir(parents=True, exist_ok=True)
@@ -166,8 +174,7 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
     file = options.config or import_module(f"tasks.{task}.__main__").APP.default_config
     content = read_config(file)
     name = content.get("preset")
-    default = "tiny" if task in ("vit", "seq2seq") else None  # as of the task's `net`
-    name = name or default
+    name = name or {"vit": "tiny", "seq2seq": "tiny", "mae": "base"}.get(task)  # as their `net`
     own = content.get("model", {}).get("net") or {}
     with usage_errors(f"--config {file}"):
         base = preset(network, name) if name else network.kind(own)()
@@ -181,8 +188,14 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
 def with_data(network: Network, net: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a network with the sizes that a config file gives for the data."""
     data = content.get("data") or {}
+    if data.get("source") == "digits":
+        data = {"image_size": 8, "palette_size": 17} | data  # 17 greys
     vocabulary = (data.get("tokenizer") or {}).get("vocabulary")
     length = data.get("max_length")
+    if data.get("palette_size"):
+        vocabulary = data["palette_size"] + 1  # with the token that starts an image
+    if data.get("image_size"):
+        length = data["image_size"] ** 2
     for name in ("vocabulary", "source_vocabulary", "target_vocabulary"):
         if name in net and net[name] is None:
             net[name] = vocabulary
@@ -201,8 +214,14 @@ def preset(network: Network, name: str) -> Any:
 def default_lengths(task: str, config: Any) -> list[int]:
     """The context of a network, and a half, a quarter and an eighth of it."""
     length = NETWORKS[task].length(config) or DEFAULTS[task][1]
-    step = config.patch_size if task == "vit" else 1
-    return list(dict.fromkeys(max(1, length // step // part) * step for part in (1, 2, 4, 8)))
+    step = getattr(config, "patch_size", 1)
+    found = []
+    for part in (1, 2, 4, 8):
+        size = max(1, length // step // part) * step
+        with suppress(ValueError):  # an image of few patches may have none to be masked
+            check_length(config, size)
+            found.append(size)
+    return list(dict.fromkeys(found))
 
 
 def all_points(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.utils.files import write_text
-from tasks.profiling.formulas import Part, crossover
+from tasks.profiling.formulas import Part
 from tasks.profiling.picture import draw
 from tasks.profiling.report import Profile
 from tasks.tracking.csv_files import write_csv
@@ -63,7 +63,7 @@ def as_json(found: Profile) -> dict[str, Any]:
         "flop_training_counted": training,
         "flop_6nd": found.six_nd,
         "memory": found.memory(),
-        "crossover_tokens": crossover(found.parts, found.sizes) if found.has_flops else None,
+        "crossover_tokens": found.crossover,
         "no_times": found.no_times or None,
         "points": [
             {

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ IN_BLOCKS = (
     "relative bias",
     "projections",
     "scores",
+    "token mixing",
     "feed-forward",
     "norms",
     "convolutions",
@@ -38,6 +39,11 @@ class Formula:
 
     def __mul__(self, factor: int) -> "Formula":
         return Formula({name: factor * value for name, value in self.terms.items()})
+
+    def renamed(self, before: str, after: str) -> "Formula":
+        """The sum with other symbols: each letter of `before` becomes that of `after`."""
+        table = str.maketrans(before, after)
+        return Formula({name.translate(table): factor for name, factor in self.terms.items()})
 
     def value(self, sizes: Mapping[str, int]) -> int:
         """The number for these sizes, such as {"d": 768}."""
@@ -94,6 +100,14 @@ class Part:
     def training_flops(self, sizes: Mapping[str, int]) -> int:
         """FLOP of forward and backward pass for one sample."""
         return 3 * self.forward_flops(sizes) - self.fixed_inputs.value(sizes)
+
+    def renamed(self, before: str, after: str) -> "Part":
+        """The part with other symbols in its formulas, as `Formula.renamed`."""
+        formulas = {
+            name: getattr(self, name).renamed(before, after)
+            for name in ("parameters", "flops", "once", "fixed_inputs")
+        }
+        return replace(self, **formulas)
 
     @property
     def parameter_text(self) -> str:
@@ -171,6 +185,27 @@ def attention_parts(stack: StackConfig, rows: int, name: str) -> list[Part]:
     ]
 
 
+def perceptron_part(
+    name: str, stack: StackConfig, hidden: int, weights: str, outputs: str, rows: int = 1
+) -> Part:
+    """A perceptron in each block, with a hidden layer of `hidden` values.
+
+    Args:
+        name: Of the part.
+        stack: The blocks.
+        hidden: Its hidden values.
+        weights: Symbols of the size of a matrix, with d in place of `hidden`.
+        outputs: Symbol of the number of inputs and outputs.
+        rows: Tokens over T.
+    """
+    matrices = 3 if stack.feedforward in GATED else 2
+    size = Fraction(hidden, stack.width)
+    bias = stack.resolved.mlp_bias
+    biases = Formula({"d": bias * (matrices - 1) * size}) + Formula({outputs: bias})
+    products = Formula({"T d²": 2 * matrices * size * rows})
+    return Part(name, Formula({weights: matrices * size}) + biases, products, stack.depth)
+
+
 def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> list[Part]:
     """All parts of a stack of blocks, with 12 d² + 13 d parameters each if nothing is varied.
 
@@ -180,11 +215,6 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
         once: Parameters of other norms, such as one after the embedding.
     """
     sizes = stack.resolved
-    hidden = Fraction(sizes.mlp_width, stack.width)
-    matrices = 3 if stack.feedforward in GATED else 2
-    weights = Formula({"d²": matrices * hidden})
-    biases = Formula({"d": sizes.mlp_bias * ((matrices - 1) * hidden + 1)})
-    products = Formula({"T d²": 2 * matrices * hidden * rows})
     sublayers = 2 + stack.cross_attention
     parallel = stack.order == "parallel"
     norms = norm_parameters(stack) * (1 if parallel else sublayers)
@@ -193,10 +223,13 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
         norms += head * (2 + 2 * stack.cross_attention)
     if sizes.final_norm:
         once = once + norm_parameters(stack)
-    parts = attention_parts(stack, rows, "attention")
+    if stack.order == "mixer":  # (Tolstikhin 2021)
+        parts = [perceptron_part("token mixing", stack, sizes.token_mlp_width, "T d", "T")]
+    else:
+        parts = attention_parts(stack, rows, "attention")
     if stack.cross_attention:
         parts += attention_parts(stack, rows, "cross-attention")
-    parts.append(Part("feed-forward", weights + biases, products, stack.depth))
+    parts.append(perceptron_part("feed-forward", stack, sizes.mlp_width, "d²", "d", rows))
     parts.append(Part("norms", norms, blocks=stack.depth, once=once))
     if stack.conv_kernel is not None:
         channels = Formula({"d": (stack.conv_kernel - 1) * (1 if parallel else 2)})
@@ -206,10 +239,10 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
     return parts
 
 
-def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float:
+def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float | None:
     """Tokens from which the scores of attention take more FLOP than all else in the blocks.
 
-    Those of a sample, T, or of a window, A.
+    Those of a sample, T, or of a window, A. None: there is no attention.
     """
     scores = 0
     others = 0
@@ -218,4 +251,4 @@ def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float:
             scores += part.forward_flops(sizes)
         elif part.name.endswith(("projections", "feed-forward")):
             others += part.forward_flops(sizes)
-    return sizes.get("A", sizes["T"]) * others / scores
+    return sizes.get("A", sizes["T"]) * others / scores if scores else None

@@ -1,4 +1,4 @@
-"""The networks of the five tasks: how each is built, resized, run, and made of parts."""
+"""The networks of the tasks: how each is built, resized, run, and made of parts."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +13,7 @@ from modules.config import StackConfig
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import DECODER_PRESETS, IMAGEGPT_PRESETS, Decoder, DecoderConfig
 from modules.models.images import IMAGE_PRESETS, ImageConfig, build_image_net, config_class
+from modules.models.mae import MAE_PRESETS, MAEConfig, MaskedAutoencoder
 from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.models.swin import SwinConfig
 from modules.position import build_position
@@ -32,6 +33,8 @@ PART_PATTERNS = {
     r"^segment\.": "segments",
     r"position\.": "positions",
     r"^prefix\.": "class token",
+    r"^project\.": "embedding",
+    r"^mask_token\.": "mask token",
     r"attention\.(q|k)_norm\.|^(embed_)?norm\.|stack\.norm\.": "norms",
     r"(norm1|norm2|cross_norm)\.": "norms",
     r"cross_attention\.(query|key_value|output)\.": "cross-attention projections",
@@ -39,6 +42,7 @@ PART_PATTERNS = {
     r"attention\.(qkv|output)\.": "attention projections",
     r"cross_attention\.": "cross-attention scores",
     r"attention\.": "attention scores",
+    r"token_mixing\.": "token mixing",
     r"feedforward\.": "feed-forward",
     r"(conv1|conv2)\.": "convolutions",
     r"(residual1|residual2|cross_residual)\.scale\.": "layer scale",
@@ -48,7 +52,8 @@ PART_PATTERNS = {
 def part_name(name: str, config: Any) -> str | None:
     """The part that a parameter or a module belongs to, by its name; None: none.
 
-    Parts of an encoder-decoder begin with "encoder" or "decoder", those of a Swin with "stage 1".
+    Parts of an encoder-decoder begin with "encoder" or "decoder", those of a Swin with "stage 1",
+    and those of a masked autoencoder's decoder with "decoder".
     """
     side = ""
     stage = re.match(r"stages\.(\d+)\.", name)
@@ -58,7 +63,7 @@ def part_name(name: str, config: Any) -> str | None:
     first, _, rest = name.partition(".")
     if first in ("encoder", "decoder"):
         name = rest
-        side = f"{first} " if isinstance(config, Seq2SeqConfig) else ""
+        side = f"{first} " if hasattr(config, "decoder") else ""
     for pattern, part in PART_PATTERNS.items():
         if re.search(pattern, f"{name}."):
             return side + part
@@ -102,6 +107,15 @@ def vit_inputs(
     return (torch.zeros(batch, config.channels or 3, length, length, device=device),)
 
 
+def hidden_inputs(
+    config: MAEConfig, batch: int, length: int, device: torch.device | str
+) -> tuple[Tensor, ...]:
+    """Images (B, C, H, W), and numbers of visible patches (B, K) and of masked ones (B, M)."""
+    patches = torch.arange(config.num_patches, device=device).expand(batch, -1)  # (B, N)
+    visible = config.visible_patches
+    return (*vit_inputs(config, batch, length, device), patches[:, :visible], patches[:, visible:])
+
+
 def text_inputs(
     config: Any, batch: int, length: int, device: torch.device | str
 ) -> tuple[Tensor, ...]:
@@ -128,6 +142,10 @@ def pair_inputs(
 def class_loss(net: nn.Module, inputs: Tensor) -> Tensor:
     logits = net(inputs)  # (B, K)
     return F.cross_entropy(logits, torch.zeros_like(logits[:, 0], dtype=torch.long))
+
+
+def pixel_loss(net: MaskedAutoencoder, images: Tensor, kept: Tensor, masked: Tensor) -> Tensor:
+    return net.loss(net(images, kept, masked), images, masked)
 
 
 def masked_outputs(net: BertMaskedLM, tokens: Tensor, where: Tensor) -> Tensor:
@@ -186,6 +204,13 @@ def fill_decoder(config: DecoderConfig, vocabulary: int, length: int) -> Decoder
     )
 
 
+def fill_pixels(config: DecoderConfig, vocabulary: int, length: int) -> DecoderConfig:
+    """The token that starts an image is not predicted, unless the table is tied."""
+    config = fill_decoder(config, vocabulary, length)
+    outputs = None if config.tied or not config.vocabulary else config.vocabulary - 1
+    return replace(config, output_vocabulary=outputs)
+
+
 def fill_pairs(config: Seq2SeqConfig, vocabulary: int, length: int) -> Seq2SeqConfig:
     return replace(
         config,
@@ -203,28 +228,35 @@ def resized_stack(stack: StackConfig, width: int | None, depth: int | None) -> S
         return stack
     head_dim = stack.resolved.head_dim
     heads, rest = divmod(width * stack.heads, stack.width)
+    if stack.order == "mixer":
+        heads, rest = stack.heads, 0  # which it does not use
     groups = stack.heads // stack.resolved.kv_heads
     if rest or heads == 0 or heads % groups:
         step = stack.width * groups // stack.heads
         raise UsageError(
             f"--widths {width}: heads stay {head_dim} wide, so give multiples of {step}"
         )
-    hidden = stack.mlp_width
+    hidden = {name: getattr(stack, name) for name in ("mlp_width", "token_mlp_width")}
     return replace(
         stack,
         width=width,
         heads=heads,
         kv_heads=None if stack.kv_heads is None else heads // groups,
-        mlp_width=None if hidden is None else max(1, hidden * width // stack.width),
         context_width=None if stack.context_width is None else width,
+        **{name: size and max(1, size * width // stack.width) for name, size in hidden.items()},
     )
 
 
 def resized(config: Any, width: int | None = None, depth: int | None = None) -> Any:
-    """A config of another width or depth; of an encoder-decoder, both sides."""
-    names = [name for name in ("stack", "encoder", "decoder") if hasattr(config, name)]
-    stacks = {name: resized_stack(getattr(config, name), width, depth) for name in names}
-    return replace(config, **stacks)
+    """A config of another width or depth, that of its `main_stacks`."""
+    stacks = main_stacks(config)
+    return replace(config, **{n: resized_stack(s, width, depth) for n, s in stacks.items()})
+
+
+def main_stacks(config: Any) -> dict[str, StackConfig]:
+    """Both sides of an encoder-decoder; of a masked autoencoder the encoder, else all blocks."""
+    names = ("stack",) if hasattr(config, "stack") else ("encoder", "decoder")
+    return {name: getattr(config, name) for name in names}
 
 
 def check_length(config: Any, length: int) -> None:
@@ -246,8 +278,19 @@ NETWORKS: dict[str, Network] = {
         build_image_net,
         image_parts,
         vit_inputs,
-        lambda net, images: net(images),
+        nn.Module.__call__,
         class_loss,
+        fill_vit,
+        lambda config: config.image_size,
+    ),
+    "mae": Network(
+        lambda net: MAEConfig,
+        MAE_PRESETS,
+        MaskedAutoencoder,
+        parts.autoencoder_parts,
+        hidden_inputs,
+        nn.Module.__call__,
+        pixel_loss,
         fill_vit,
         lambda config: config.image_size,
     ),
@@ -257,7 +300,7 @@ NETWORKS: dict[str, Network] = {
         BertClassifier,
         parts.classifier_parts,
         text_inputs,
-        lambda net, tokens: net(tokens),
+        nn.Module.__call__,
         class_loss,
         fill_bert,
         lambda config: config.max_length,
@@ -292,7 +335,7 @@ NETWORKS: dict[str, Network] = {
         text_inputs,
         token_outputs,
         token_loss,
-        fill_decoder,
+        fill_pixels,
         lambda config: config.max_length,
     ),
     "seq2seq": Network(

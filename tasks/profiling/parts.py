@@ -1,7 +1,8 @@
 """The parts of each model, by formula.
 
 Sizes are d (width), T (tokens of a sample), N (learned positions), V (vocabulary), U (vocabulary of
-the source), K (classes), S (masked tokens), C (channels), P (side of a patch).
+the source), O (tokens that can be predicted, if not all), K (classes), S (masked tokens), C
+(channels), P (side of a patch), R (tokens of the encoder) and D (width of the decoder).
 """
 
 import math
@@ -13,10 +14,10 @@ from modules.config import StackConfig
 from modules.models.bert import BertConfig
 from modules.models.gpt import DecoderConfig
 from modules.models.images import ImageConfig
+from modules.models.mae import MAEConfig
 from modules.models.seq2seq import Seq2SeqConfig
 from modules.models.vit import ViTConfig
 from modules.patch_embedding import channel_steps
-from tasks.errors import UsageError
 from tasks.profiling.formulas import Formula, Part, norm_parameters, stack_parts
 
 Parts = tuple[list[Part], dict[str, int]]
@@ -28,13 +29,15 @@ def masked_tokens(length: int) -> int:
     return max(1, round(MASKED * length))
 
 
-def position_parts(position: str, options: dict[str, Any], stack: StackConfig) -> list[Part]:
-    """The table of learned positions, or of T5's buckets."""
+def position_parts(
+    position: str, options: dict[str, Any], stack: StackConfig, axes: int = 1
+) -> list[Part]:
+    """The table of learned positions, or of T5's buckets for each axis."""
     if position == "learned":
         return [Part("positions", Formula({"N d": 1}))]
     if position == "t5":
         buckets = options.get("buckets", 32)
-        return [Part("positions", Formula({"": buckets * stack.heads}))]
+        return [Part("positions", Formula({"": axes * buckets * stack.heads}))]
     return []
 
 
@@ -48,54 +51,63 @@ def pooling_parts(pool: str) -> list[Part]:
     return [Part("pooling", Formula({"d²": 4, "d": 5}), flops)]
 
 
-def vit_parts(config: ViTConfig, length: int) -> Parts:
-    """Parts of a Vision Transformer for images of `length` pixels; patches count as positions.
-
-    Raises `UsageError` if it has no attention: there is nothing to compare with T² d.
-    """
-    config = replace(config, image_size=length)
-    if config.stack.order == "mixer":
-        raise UsageError(
-            'profile compares attention with all else, and a network with stack.order "mixer" has '
-            "no attention: profile a network with another order"
-        )
-    patches = config.grid[0] * config.grid[1]
+def patch_parts(config: ViTConfig) -> Parts:
+    """Parts of a Vision Transformer but pooling and head; patches count as positions."""
+    patches = math.prod(config.grid)
     stack = config.stack
+    if config.norm_after_pool:
+        stack = replace(stack, final_norm=False)
     sizes = {
         "d": stack.width,
         "T": patches + config.prefix_tokens,
         "N": patches,
         "C": config.channels or 3,
         "P": config.patch_size,
-        "K": config.num_classes or 1000,
     }
+    positions = position_parts(config.position, config.position_options, stack, axes=2)
+    found = [stem_part(config), *positions]
+    if config.prefix_tokens:
+        found.append(Part("class token", Formula({"d": config.prefix_tokens})))
+    return [*found, *stack_parts(stack)], sizes
+
+
+def vit_parts(config: ViTConfig, length: int) -> Parts:
+    """Parts of a Vision Transformer or MLP-Mixer for images of `length` pixels."""
+    found, sizes = patch_parts(replace(config, image_size=length))
+    sizes["K"] = config.num_classes or 1000
     heads = 2 if config.distillation_token else 1
     head = Formula({"K d": 1, "K": 1})
     if config.norm_after_pool:
-        stack = replace(stack, final_norm=False)
-        head += norm_parameters(stack)
-    axes = 2 if config.position == "t5" else 1
-    position = position_parts(config.position, config.position_options, stack)
-    found = [
-        stem_part(config),
-        *(replace(part, parameters=part.parameters * axes) for part in position),
+        head += norm_parameters(config.stack)
+    found += [part.renamed("T", "N") for part in pooling_parts(config.pool)]
+    return [*found, Part("head", head * heads, Formula({"K d": 2 * heads}))], sizes
+
+
+def autoencoder_parts(config: MAEConfig, length: int) -> Parts:
+    """Parts of a masked autoencoder for images of `length` pixels (He 2022).
+
+    The encoder has R tokens, those of the visible patches, and the decoder T, of which it predicts
+    S; all patches are embedded.
+    """
+    config = replace(config, image_size=length)
+    encoder, sizes = patch_parts(config)
+    stack = config.decoder
+    sizes |= {
+        "R": config.prefix_tokens + config.visible_patches,
+        "D": stack.width,
+        "S": config.num_patches - config.visible_patches,
+    }
+    decoder = [
+        Part("mask token", Formula({"d": 1})),
+        *position_parts(config.position, config.position_options, stack, axes=2),
+        *stack_parts(stack),
+        Part("head", Formula({"C P² d": 1, "C P²": 1}), Formula({"S C P² d": 2})),
     ]
-    if config.prefix_tokens:
-        found.append(Part("class token", Formula({"d": config.prefix_tokens})))
-    found += stack_parts(stack)
-    pooled = replace_tokens(pooling_parts(config.pool))
-    return [*found, *pooled, Part("head", head * heads, Formula({"K d": 2 * heads}))], sizes
-
-
-def replace_tokens(found: list[Part]) -> list[Part]:
-    """Parts that read the N patches instead of all T tokens."""
     return [
-        replace(
-            part,
-            flops=Formula({name.replace("T", "N"): n for name, n in part.flops.terms.items()}),
-        )
-        for part in found
-    ]
+        *(part.renamed("T", "R") for part in encoder),
+        Part("decoder embedding", Formula({"d D": 1, "D": 1}), Formula({"R d D": 2})),
+        *(replace(part.renamed("d", "D"), name=f"decoder {part.name}") for part in decoder),
+    ], sizes
 
 
 def stem_part(config: ImageConfig) -> Part:
@@ -200,12 +212,16 @@ def decoder_parts(config: DecoderConfig, length: int) -> Parts:
         "N": config.max_length or length,
         "V": config.vocabulary or 0,
     }
-    head = Formula({"V d": 0 if config.tied else 1})
+    outputs = "V"
+    if config.output_vocabulary is not None:
+        outputs = "O"
+        sizes["O"] = config.output_vocabulary
+    head = Formula({f"{outputs} d": 0 if config.tied else 1})
     return [
         Part("token embedding", Formula({"V d": 1})),
         *position_parts(config.position, config.position_options, stack),
         *stack_parts(stack),
-        Part("head", head, Formula({"T V d": 2})),
+        Part("head", head, Formula({f"T {outputs} d": 2})),
     ], sizes
 
 

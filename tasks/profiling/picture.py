@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from datamodules.utils.files import replacing
-from tasks.profiling.formulas import crossover
 from tasks.profiling.report import AXIS_TITLES, Profile, shown_size
 from tasks.tracking.report import plain, write_png
 
@@ -21,7 +20,8 @@ def draw(found: Profile, path: Path) -> None:
     axes = [axis for axis, points in found.axes().items() if points[0].inference is not None]
     axes = [axis for axis in axes if len(found.axes()[axis]) > 1]
     has_parts = not found.no_times
-    first = 1 + found.has_flops  # of the panels of times
+    turn = found.crossover
+    first = 1 + (turn is not None)  # of the panels of times
     count = first + len(axes) + has_parts
     columns = 2 if count == 4 else min(count, COLUMNS)
     rows = -(-count // columns)
@@ -29,8 +29,8 @@ def draw(found: Profile, path: Path) -> None:
     figure.suptitle(plain(f"{found.name}: {found.parameters:,} parameters"))
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     draw_shares(found, panels[0])
-    if found.has_flops:
-        draw_flops(found, panels[1])
+    if turn is not None:
+        draw_flops(found, turn, panels[1])
     for axis, panel in zip(axes, panels[first:], strict=False):
         draw_times(found, axis, panel)
     if has_parts:
@@ -64,10 +64,14 @@ def draw_shares(found: Profile, panel: Any) -> None:
     panel.legend(loc="lower right")
 
 
-def draw_flops(found: Profile, panel: Any) -> None:
-    """FLOP of a token in the forward pass over the length, or that of windows, by formula."""
-    turn = crossover(found.parts, found.sizes)
+def draw_flops(found: Profile, turn: float, panel: Any) -> None:
+    """FLOP of a token in the forward pass over the length, or that of windows, by formula.
+
+    The encoder of a masked autoencoder reads the same part of the tokens at each length. `turn` is
+    where both curves meet.
+    """
     symbol = "A" if "A" in found.sizes else "T"
+    growing = {name: size for name, size in found.sizes.items() if name in (symbol, "R")}
     low = min(16.0, found.sizes[symbol])
     high = 8 * max(turn, found.sizes[symbol])
     lengths = [int(low * (high / low) ** (step / 60)) for step in range(61)]
@@ -76,7 +80,10 @@ def draw_flops(found: Profile, panel: Any) -> None:
     for name, end in groups.items():
         ends = (end,) if end else ("projections", "feed-forward")
         chosen = [part for part in found.parts if part.name.endswith(ends)]
-        sizes = [{**found.sizes, symbol: length} for length in lengths]
+        sizes = [
+            found.sizes | {name: size * n // growing[symbol] for name, size in growing.items()}
+            for n in lengths
+        ]
         values = [sum(part.forward_flops(one) for part in chosen) / one["T"] for one in sizes]
         panel.plot(lengths, values, label=name)
     panel.axvline(turn, color="grey", linestyle=":", label=f"equal at {symbol} = {turn:,.0f}")

@@ -20,6 +20,9 @@ MEANINGS = {
     "C": "channels",
     "P": "side of a patch",
     "A": "tokens of a window",
+    "R": "tokens of the encoder",
+    "D": "width of the decoder",
+    "O": "tokens that can be predicted",
 }
 AXIS_TITLES = {"length": "tokens T", "width": "width d", "depth": "blocks", "batch_size": "batch"}
 
@@ -84,6 +87,11 @@ class Profile:
         return (self.forward_flops, self.training_flops) == self.counted_flops
 
     @property
+    def crossover(self) -> float | None:
+        """`crossover` of its parts. None: their FLOP are not known, or there is no attention."""
+        return crossover(self.parts, self.sizes) if self.has_flops else None
+
+    @property
     def six_nd(self) -> int:
         """FLOP of training on one sample by the rule of Kaplan 2020, with all parameters."""
         return 6 * self.parameters * self.sizes["T"]
@@ -129,7 +137,8 @@ def print_profile(found: Profile) -> None:
         print(f"\n{found.no_times}")
     else:
         print_times(found)
-    print(f"\n{crossover_sentence(found)}")
+    if any(part.name.endswith("scores") for part in found.parts):
+        print(f"\n{crossover_sentence(found)}")
 
 
 def no_formula(found: Profile) -> str:
@@ -233,11 +242,10 @@ def crossover_sentence(found: Profile) -> str:
     """From which length on the scores of attention take more than all else in the blocks."""
     start = "In the blocks, it is not known from which length attention's T² d takes more FLOP"
     windows = "windows of " if "A" in found.sizes else ""
-    if found.has_flops:
-        length = crossover(found.parts, found.sizes)
+    if found.crossover is not None:
         product = "T A d" if windows else "T² d"
         start = f"In the blocks, attention's {product} takes more FLOP than T d² from "
-        start += f"{windows}{length:,.0f} tokens on"
+        start += f"{windows}{found.crossover:,.0f} tokens on"
     text = f"{start}; this profile has {windows}{found.sizes.get('A', found.sizes['T']):,}"
     if windows:
         return wrapped(f"{text}.")

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from modules.convolution import NoConv
-from tasks.profiling.networks import Network, part_name
+from tasks.profiling.networks import Network, main_stacks, part_name
 
 Measured = TypeVar("Measured")
 AXES = ("length", "width", "depth", "batch_size")
@@ -204,11 +204,12 @@ class Fit:
 def fit(points: Sequence[Point], times: Sequence[float]) -> Fit:
     """Fits the terms of an axis to times: least squares of relative errors, factors from 0.
 
-    Over lengths and widths the terms are B L T d², B L T² d and a constant; over depths and batch
-    sizes, the size and a constant. What a head takes is part of the term that grows alike.
+    Over lengths and widths the terms are B L T d², with attention B L T² d, and a constant; over
+    depths and batch sizes, the size and a constant. What a head takes is part of the term that
+    grows alike.
     """
-    names = ("T d²", "T² d", "1") if points[0].axis in ("length", "width") else ("n", "1")
-    terms = np.array([terms_of(point) for point in points], dtype=float)  # (P, K)
+    names = tuple(terms_of(points[0]))
+    terms = np.array([[*terms_of(point).values()] for point in points])  # (P, K)
     weighted = terms / np.array(times)[:, None]  # (P, K), of which the sum should be 1
     best_error = float("inf")
     best = np.zeros(len(names))
@@ -224,13 +225,14 @@ def fit(points: Sequence[Point], times: Sequence[float]) -> Fit:
     return Fit(names, best, terms)
 
 
-def terms_of(point: Point) -> tuple[float, ...]:
-    """The terms of `fit` for one point."""
+def terms_of(point: Point) -> dict[str, float]:
+    """The terms of `fit` for one point, by name."""
     if point.axis not in ("length", "width"):
-        return float(point.value), 1.0
-    names = [name for name in ("stack", "encoder", "decoder") if hasattr(point.config, name)]
-    stacks = [getattr(point.config, name) for name in names]
-    amount = point.batch * sum(stack.depth for stack in stacks)
+        return {"n": float(point.value), "1": 1.0}
+    stacks = [*main_stacks(point.config).values()]
     width = stacks[0].width
-    linear = float(amount * point.tokens * width**2)
-    return linear, float(amount * point.tokens**2 * width), 1.0
+    amount = float(point.batch * sum(stack.depth for stack in stacks) * point.tokens * width)
+    terms = {"T d²": amount * width, "T² d": amount * point.tokens, "1": 1.0}
+    if stacks[0].order == "mixer":
+        del terms["T² d"]
+    return terms

@@ -3,6 +3,7 @@
 import csv
 import json
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,31 @@ from PIL import Image
 from torch import Tensor, nn
 
 from modules.attention import ATTENTIONS, MultiHeadAttention
+from modules.config import StackConfig
 from modules.kv_cache import KVCache
 from modules.models.images import IMAGE_PRESETS
+from modules.models.mae import MAEConfig
 from modules.models.swin import second_version
+from modules.models.vit import ViTConfig
 from modules.norm import NORMS
 from tasks.profiling import counting
+from tasks.profiling.command import ProfileOptions, chosen_config
 from tasks.profiling.formulas import block_formulas
-from tasks.profiling.networks import NETWORKS, Network, resized
+from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, resized
 from tasks.profiling.parts import kv_cache_values
 from tasks.profiling.timing import Point, fit, terms_of
 from tests.helpers.command import Console, python, run
-from tests.helpers.tiny_models import MODELS
+from tests.helpers.tiny_models import MODELS, STACK
 
+MIXER = replace(STACK, order="mixer")
+CONFIGS: dict[str, Any] = {kind: config for kind, (_, config) in MODELS.items()}
+CONFIGS |= {
+    "mixer": ViTConfig(8, 2, 1, 3, pool="mean", position="learned", stack=MIXER),
+    "mae": MAEConfig(8, 2, 1, stack=STACK, decoder=StackConfig(16, 3, 4)),
+    "pixels": replace(CONFIGS["gpt"], tied=False),
+}
 TASKS = {"vit": "vit", "bert": "bert", "masked": "mlm", "gpt": "lm"}
-TASKS |= {"encoder_decoder": "seq2seq", "prefix": "seq2seq"}
+TASKS |= {"encoder_decoder": "seq2seq", "prefix": "seq2seq", "mae": "mae", "pixels": "igpt"}
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"bias": False, "qkv_bias": False, "kv_heads": 2, "head_dim": 4},
@@ -42,7 +54,15 @@ VARIANTS: list[dict[str, Any]] = [
     {"stem": "cct", "patch_size": 4},
     {"stem": "hybrid", "patch_size": 4, "pool": "mean"},
 ]
-WITHOUT_HEAD = ("base", "giant", "gigantic")  # of the ViTs, as their papers count
+MIXER_VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"bias": False, "token_mlp_width": 7},
+    {"norm": "rmsnorm", "feedforward": "swiglu", "mlp_bias": False, "register_tokens": 2},
+    {"class_token": True, "norm_after_pool": True, "pool": "attention", "position": "none"},
+    {"stem": "resnet", "layer_scale": 0.1, "token_mlp_width": 40},
+]
+# Of the ViTs, as their papers count.
+WITHOUT_HEAD = ("base", "giant", "gigantic", "mixer_small", "mixer_base", "mixer_large")
 # In millions, with the digits that were published.
 PUBLISHED = {
     # Radford 2019, table 2, as counted by its authors later (github.com/openai/gpt-2)
@@ -70,16 +90,25 @@ PUBLISHED = {
     ("vit", "swin_tiny"): (28.3, 0.1),  # of timm; Liu 2021, table 1, has 29
     ("vit", "swin_small"): (50, 1),
     ("vit", "swin_base"): (88, 1),
+    ("vit", "mixer_small"): (18, 1),  # Tolstikhin 2021, table 1
+    ("vit", "mixer_base"): (59, 1),
+    ("vit", "mixer_large"): (207, 1),
+    ("igpt", "imagegpt_small"): (76, 2),  # Chen 2020, section 3, rounded down
+    ("igpt", "imagegpt_medium"): (455, 2),
+    ("igpt", "imagegpt_large"): (1362, 2),
     ("seq2seq", "base"): (65, 5),  # Vaswani 2017, table 3: 65, with about 37,000 tokens
     ("seq2seq", "big"): (213, 5),
 }
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
-@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*product(TASKS, VARIANTS), *product(["mixer"], MIXER_VARIANTS)],
+    ids=str,
+)
 def test_formulas_are_what_pytorch_counts(kind: str, options: dict[str, Any]) -> None:
-    network = NETWORKS[TASKS[kind]]
-    config = MODELS[kind][1]
+    network = NETWORKS[TASKS.get(kind, "vit")]
+    config = CONFIGS[kind]
     names = {field.name for field in fields(config)}
     stacks = names & {"stack", "encoder", "decoder"}
     blocks = {field.name for field in fields(getattr(config, min(stacks)))}
@@ -114,6 +143,17 @@ def test_formulas_of_windows_are_what_pytorch_counts(length: int, version: int) 
     assert_formulas(NETWORKS["vit"], NETWORKS["vit"].fill(config, 0, length), length, 3 - version)
 
 
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [("vit", "mixer_large"), ("mae", "huge"), ("igpt", "imagegpt_large")],
+)
+def test_formulas_of_networks_too_large_to_train(task: str, name: str) -> None:
+    network = NETWORKS[task]
+    config = network.presets[name]
+    vocabulary, length = DEFAULTS.get(task, (0, network.length(config) or 0))
+    assert_formulas(network, network.fill(config, vocabulary, length), length, batch=1)
+
+
 def test_a_block_has_12_d2_13_d_parameters_unless_it_is_varied() -> None:
     network = NETWORKS["lm"]
     plain, varied = network.presets["gpt3"], network.presets["llama"]
@@ -125,11 +165,12 @@ def test_a_block_has_12_d2_13_d_parameters_unless_it_is_varied() -> None:
 @pytest.mark.parametrize(("task", "name"), PUBLISHED)
 def test_presets_have_the_published_numbers_of_parameters(task: str, name: str) -> None:
     network = NETWORKS[task]
-    vocabulary = {"lm": 50257, "seq2seq": 37000}.get(task, 30522)
     config = network.presets[name]
-    config = network.fill(config, vocabulary, network.length(config) or 512)
+    vocabulary, length = DEFAULTS.get(task, (0, 0))
+    length = network.length(config) or length
+    config = network.fill(config, vocabulary, length)
     count = sum(p.numel() for p in counting.on_meta(network, config).parameters())
-    parts, sizes = network.parts(config, network.length(config) or 512)
+    parts, sizes = network.parts(config, length)
     assert sum(part.parameter_count(sizes) for part in parts) == count
     if task == "vit" and name in WITHOUT_HEAD:
         count -= parts[-1].parameter_count(sizes)
@@ -137,10 +178,10 @@ def test_presets_have_the_published_numbers_of_parameters(task: str, name: str) 
     assert abs(count / 1e6 - millions) <= rounding / 2
 
 
-@pytest.mark.parametrize("kind", ["vit", "bert", "masked", "gpt", "encoder_decoder"])
+@pytest.mark.parametrize("kind", CONFIGS.keys() - {"prefix"})
 def test_activations_are_those_that_a_real_step_keeps(kind: str) -> None:
-    network = NETWORKS[TASKS[kind]]
-    config = network.fill(MODELS[kind][1], 31, 8)
+    network = NETWORKS[TASKS.get(kind, "vit")]
+    config = network.fill(CONFIGS[kind], 31, 8)
     for dtype in counting.DTYPES.values():
         net = network.build(config).to(dtype)
         real = counting.kept_bytes(network, net, network.inputs(config, 2, 8, "cpu"))
@@ -161,7 +202,7 @@ def test_planted_factors_are_found() -> None:
         for length in (16, 64, 256, 1024)
     ]
     planted = (2e-9, 3e-9, 0.001)
-    times = [sum(a * b for a, b in zip(planted, terms_of(p), strict=True)) for p in points]
+    times = [sum(a * b for a, b in zip(planted, terms_of(p).values(), strict=True)) for p in points]
     assert fit(points, times).factors == pytest.approx(planted, rel=1e-5)
     constant = fit(points, [0.5] * 4)
     assert constant.factors == pytest.approx((0, 0, 0.5), abs=1e-9)
@@ -171,6 +212,19 @@ def test_other_widths_keep_the_heads() -> None:
     config = resized(NETWORKS["lm"].presets["llama"], 384, 3)
     assert (config.stack.width, config.stack.depth) == (384, 3)
     assert (config.stack.resolved.head_dim, config.stack.resolved.kv_heads) == (64, 2)
+    autoencoder = resized(CONFIGS["mae"], 48, 1)
+    assert (autoencoder.stack.width, autoencoder.stack.depth) == (48, 1)
+    assert autoencoder.decoder == CONFIGS["mae"].decoder
+    stack = replace(MIXER, heads=1, token_mlp_width=10)
+    mixer = resized(replace(CONFIGS["mixer"], stack=stack), 36)
+    assert mixer.stack == replace(stack, width=36, mlp_width=30, token_mlp_width=15)
+
+
+def test_image_gpt_without_options_is_for_the_pixels_of_the_digits() -> None:
+    config = chosen_config("igpt", ProfileOptions())[1]
+    assert (config.vocabulary, config.max_length) == (17 + 1, 8 * 8)
+    config = chosen_config("igpt", ProfileOptions(config="configs/igpt/cifar10_cpu.yaml"))[1]
+    assert (config.vocabulary, config.max_length) == (256 + 1, 16 * 16)
 
 
 BAD = {
@@ -211,21 +265,22 @@ def test_a_network_that_is_too_large_is_counted_only(tmp_path: Path, capsys: Any
     assert Image.open(tmp_path / "a/profile.png").format == "PNG"
 
 
-SMALL = {
-    "vit": "--preset cifar_tiny --lengths 16,32",
-    "bert": "--lengths 8,16",
-    "mlm": "--lengths 8,16",
-    "lm": "--lengths 8,16 --widths 64,128 --depths 1,2 --batch_sizes 1,2",
-    "igpt": "--preset digits --lengths 8,16",
-    "seq2seq": "--lengths 8,16",
-}
+SMALL = [
+    "vit profile --preset cifar_tiny --lengths 16,32",
+    "vit profile --preset mixer_cifar --lengths 16,32 --widths 64,32",
+    "mae profile --widths 32,64 --depths 1,2",
+    "bert profile --lengths 8,16",
+    "mlm profile --lengths 8,16",
+    "lm profile --lengths 8,16 --widths 64,128 --depths 1,2 --batch_sizes 1,2",
+    "igpt profile --preset digits --lengths 8,16",
+    "seq2seq profile --lengths 8,16",
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", SMALL)
-def test_profile(task: str, tmp_path: Path) -> None:
-    line = f"tasks.{task} profile {SMALL[task]} --repetitions 1 --output out"
-    done = python(line, tmp_path)
+@pytest.mark.parametrize("line", SMALL)
+def test_profile(line: str, tmp_path: Path) -> None:
+    done = python(f"tasks.{line} --repetitions 1 --output out", tmp_path)
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 100
     found = json.loads((tmp_path / "out/profile.json").read_text())
@@ -244,8 +299,24 @@ def test_help_is_one_screen(capsys: Any) -> None:
     assert len(capsys.readouterr().out.splitlines()) <= 50
 
 
-def test_a_network_without_attention_is_refused(console: Console) -> None:
-    console.refused("profile --preset mixer_small", "mixer")
+def test_a_network_without_attention_has_no_terms_of_attention(console: Console) -> None:
+    small = "--preset mixer_cifar --model.net.stack.width 16 --lengths 8,16 --widths 8,16"
+    out, _ = console.printed(f"profile {small} --repetitions 1 --output out")
+    found = json.loads(Path("out/profile.json").read_text())
+    assert "token mixing" in out and "T² d" not in out
+    assert found["crossover_tokens"] is None
+    assert found["flop_training"] == found["flop_training_counted"]
+    for one in found["fits"]:
+        assert one["seconds"].keys() == {"T d²", "1"}
+    assert Image.open("out/profile.png").format == "PNG"
+
+
+def test_the_smallest_images_of_an_autoencoder_have_a_visible_patch(console: Console) -> None:
+    console.printed("profile --max_minutes 1e-9 --output out", task="mae")
+    found = json.loads(Path("out/profile.json").read_text())
+    assert [point["value"] for point in found["points"]] == [4, 8]  # not 2, which is one patch
+    assert (found["sizes"]["R"], found["sizes"]["S"], found["sizes"]["T"]) == (4, 12, 16)
+    console.refused("profile --lengths 2", "--lengths 2", "mask_ratio", task="mae")
 
 
 class TwoPaths(MultiHeadAttention):

@@ -60,7 +60,7 @@ READS: dict[str, list[str]] = {  # every command that reads a checkpoint
         "probe",
         "compare FILE",
     ],
-    "mae": ["validate", "test", "export"],
+    "mae": ["validate", "test", "export", "profile"],
     "bert": ["validate", "test", "predict --text a", "export", "tokenize --text a", *BOTH],
     "mlm": ["validate", "test", "export", *BOTH],
     "lm": ["validate", "test", "generate --prompt a", "score --input t.txt", "export", *BOTH],
