@@ -109,7 +109,8 @@ def hooks_of(net: nn.Module) -> dict[str, Hook]:
                     found[f"{name}.{part}"] = partial(hook_output, module)
             found[name] = partial(hook_output, block)
         found[f"{prefix}hidden"] = partial(hook_output, stack.norm)
-    found["logits"] = partial(hook_output, net.head)  # type: ignore[arg-type]
+    if hasattr(net, "head"):  # a masked autoencoder has none
+        found["logits"] = partial(hook_output, net.head)  # type: ignore[arg-type]
     return found
 
 

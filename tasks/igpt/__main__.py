@@ -16,6 +16,7 @@ APP = App(
     default_config="configs/igpt/digits.yaml",
     extra_commands={
         "generate": ("sample images, or complete half of one", "tasks.igpt.generate:generate"),
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_pixels"),
         "probe": ("classify images by the features of each layer", "tasks.igpt.probe:probe"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
@@ -37,6 +38,7 @@ APP = App(
     next_commands=(
         "generate --ckpt_path {best} --output grid.png",
         "generate --ckpt_path {best} --input FILE",
+        "look --ckpt_path {best}",
         "probe --ckpt_path {best}",
         "export --ckpt_path {best} --format safetensors",
     ),

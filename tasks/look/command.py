@@ -96,6 +96,16 @@ def look_at_images(options: ImageOptions) -> None:
     look("vit", options, [(image,) for image in options.image])
 
 
+def look_at_encoders(options: ImageOptions) -> None:
+    """Show attention, heads and positions of the encoder for images, as a page and as figures."""
+    look("mae", options, [(image,) for image in options.image])
+
+
+def look_at_pixels(options: ImageOptions) -> None:
+    """Show attention, heads, positions and losses of pixels, as a page and as figures."""
+    look("igpt", options, [(image,) for image in options.image])
+
+
 def look_at_reviews(options: TextOptions) -> None:
     """Show attention, heads and positions for texts, as a page and as figures."""
     look("bert", options, texts(options))

@@ -87,8 +87,7 @@ class Inspector:
         self.model = model
         self.net = model.net
 
-    @staticmethod
-    def mean_distance(net: Any, weights: Tensor) -> Tensor:
+    def mean_distance(self, weights: Tensor) -> Tensor:
         """Of self-attention, in `distance_unit`: (..., N, N) -> (...)."""
         return token_distance(weights)
 
@@ -106,13 +105,13 @@ class Inspector:
 
     def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
         """The kinds of attention, with labels for one input."""
-        labels = self.model.attention(*inputs).queries
-        return [AttentionLayers("", labels, labels)]
+        _, queries, keys = self.model.attention(*inputs)
+        return [AttentionLayers("", queries, keys)]
 
     def task_tabs(
         self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
     ) -> dict[str, list[View]]:
-        """Tabs that only this task has; `activations` are all of them."""
+        """Tabs that only this task has; `activations` as of the method."""
         return {}
 
     def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
@@ -124,6 +123,10 @@ class Inspector:
         before = logits.log_softmax(-1)
         divergence = (before.exp() * (before - changed_logits.log_softmax(-1))).sum(-1)
         return float(divergence.mean())
+
+    def activations(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """All activations for one input, and the outputs of the network as "logits"."""
+        return {**self.model.activations(*inputs), "logits": self.model.logits(*inputs)}
 
     def sample(self, name: str, inputs: Sequence[Any], interventions: Interventions) -> Sample:
         """All views of one input.
@@ -137,7 +140,7 @@ class Inspector:
             UsageError: The input that is patched from has another length.
         """
         inputs = self.completed(inputs)
-        activations = self.model.activations(*inputs)
+        activations = self.activations(inputs)
         kinds = self.attention_layers(*inputs)
         tabs: dict[str, list[View]] = {"attention": [], "rollout": [], "heads": []}
         for layers in kinds:
@@ -170,7 +173,7 @@ class Inspector:
         title = f"entropy of {layers.title}"
         views: list[View] = [head_matrix(title, entropy(weights).mean(-1), note)]
         if layers.part != "cross":
-            distance = self.mean_distance(self.net, weights)  # (L, H)
+            distance = self.mean_distance(weights)  # (L, H)
             note = f"in {self.distance_unit}, mean over the queries"
             views.append(head_matrix(f"mean distance of {layers.title}", distance, note))
         return views
@@ -204,7 +207,7 @@ class Inspector:
         if interventions.patch is None:
             return []
         patch_from = interventions.patch_from
-        others = self.model.activations(*self.patch_inputs(inputs, patch_from))
+        others = self.activations(self.patch_inputs(inputs, patch_from))
         batch = {name: value[None] for name, value in others.items()}  # (1, ...), as in a pass
         for name in component(self.net, *interventions.patch):
             found, needed = len(others[name]), len(activations[name])  # of (N, ...)
@@ -267,6 +270,37 @@ class Inspector:
         note = f"{note}: {self.difference_name}"
         names = [*map(str, range(len(rows)))]
         return Matrix(title, torch.tensor(rows), names, columns, "layer", "head", note=note)
+
+
+class ClassifierInspector(Inspector):
+    """Views of classifiers and regressions."""
+
+    @property
+    def is_single_label(self) -> bool:
+        return self.model.metadata["problem_type"] == "single_label_classification"
+
+    @property
+    def difference_name(self) -> str:  # type: ignore[override]
+        if self.is_single_label:
+            return KL_DIVERGENCE
+        return "mean absolute change of the outputs"
+
+    def difference(self, logits: Tensor, changed_logits: Tensor) -> float:
+        if self.is_single_label:
+            return super().difference(logits, changed_logits)
+        return float((logits - changed_logits).abs().mean())
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        values = self.model.problem.predictions(logits[None])[0]  # (K,)
+        order = reference.argsort(descending=True)[:LIKELIEST].tolist()
+        return {self.model.class_names[index]: float(values[index]) for index in order}
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        logits = activations["logits"]
+        rows = [[name, value] for name, value in self.outputs(logits, logits, inputs).items()]
+        return {"prediction": [Table("prediction", ("class", "value"), rows)]}
 
 
 def shortened(text: str) -> str:

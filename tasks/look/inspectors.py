@@ -1,7 +1,6 @@
 """What is shown of the models of each task, and all tasks by name."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,76 +12,24 @@ from modules.measures import (
     induction_score,
     logit_lens,
     nearest,
-    patch_distance,
     previous_token_score,
     repeated_tokens,
     token_losses,
 )
 from tasks.look.inspector import (
-    KL_DIVERGENCE,
     LIKELIEST,
     AttentionLayers,
+    ClassifierInspector,
     Inspector,
     head_matrix,
 )
-from tasks.look.views import Heads, Matrix, Table, Tokens, View
+from tasks.look.pictures import EncoderInspector, ImageInspector, PixelInspector
+from tasks.look.views import Matrix, Table, Tokens, View
 from tasks.seq2seq.attend import token_labels
 
 MAX_ROWS = 40  # of a table, a row for each token
 PERIOD = 32  # of the repeated tokens of induction scores
 WORDS = 32  # of a language model's text from the test split, whose windows fill the context
-
-
-class ClassifierInspector(Inspector):
-    """Views of classifiers and regressions."""
-
-    @property
-    def is_single_label(self) -> bool:
-        return self.model.metadata["problem_type"] == "single_label_classification"
-
-    @property
-    def difference_name(self) -> str:  # type: ignore[override]
-        if self.is_single_label:
-            return KL_DIVERGENCE
-        return "mean absolute change of the outputs"
-
-    def difference(self, logits: Tensor, changed_logits: Tensor) -> float:
-        if self.is_single_label:
-            return super().difference(logits, changed_logits)
-        return float((logits - changed_logits).abs().mean())
-
-    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
-        values = self.model.problem.predictions(logits[None])[0]  # (K,)
-        order = reference.argsort(descending=True)[:LIKELIEST].tolist()
-        return {self.model.class_names[index]: float(values[index]) for index in order}
-
-    def task_tabs(
-        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
-    ) -> dict[str, list[View]]:
-        logits = activations["logits"]
-        rows = [[name, value] for name, value in self.outputs(logits, logits, inputs).items()]
-        return {"prediction": [Table("prediction", ("class", "value"), rows)]}
-
-
-class ImageInspector(ClassifierInspector):
-    """Views of image classifiers: weights over the picture."""
-
-    model_name = "ImageClassifier"
-    input_option = "--image FILE"
-    distance_unit = "pixels between patches"
-
-    @staticmethod
-    def mean_distance(net: Any, weights: Tensor) -> Tensor:
-        return patch_distance(weights, net.config.grid, net.config.patch_size)
-
-    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
-        return [(image,) for image in batch["image"]]
-
-    def heads(
-        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
-    ) -> Heads:
-        view = super().heads(title, weights, layers, inputs)
-        return replace(view, image=self.model.pixels(inputs[0]), grid=self.net.config.grid)
 
 
 class TextInspector(Inspector):
@@ -347,8 +294,10 @@ class TranslationInspector(TextInspector):
 
 INSPECTORS: dict[str, type[Inspector]] = {
     "vit": ImageInspector,
+    "mae": EncoderInspector,
     "bert": TextClassifierInspector,
     "mlm": MaskedInspector,
     "lm": LanguageInspector,
+    "igpt": PixelInspector,
     "seq2seq": TranslationInspector,
 }

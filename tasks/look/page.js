@@ -260,7 +260,7 @@ function Heads(view, parent, bytes) {
       });
     },
     picture() {
-      const [rows, columns] = view.grid, first = M - rows * columns;
+      const [rows, columns] = view.grid, first = N - rows * columns, firstKey = M - rows * columns;
       const side = 340, w = side / columns, h = side / rows;
       const [big, context] = canvas(stage, 2 * side + 24, side + 24);
       const picture = new Image();
@@ -276,9 +276,9 @@ function Heads(view, parent, bytes) {
         const values = [];
         for (let patch = 0; patch < rows * columns; patch++) {
           let value = 0;
-          if (query >= 0) value = weight(query, first + patch);
-          else if (first) value = weight(0, first + patch);
-          else for (let i = 0; i < N; i++) value += weight(i, first + patch) / N;
+          if (query >= 0) value = weight(query, firstKey + patch);
+          else if (first) value = weight(0, firstKey + patch);
+          else for (let i = 0; i < N; i++) value += weight(i, firstKey + patch) / N;
           values.push(value);
         }
         const largest = Math.max(...values, 1e-9);

@@ -59,12 +59,12 @@ class Subject:
 
 
 class ImageSubject(Subject):
-    """An image of an image classifier."""
+    """An image, all of whose patches a classifier or the encoder of an autoencoder reads."""
 
     unit = "pixels"
 
     def run(self) -> None:
-        self.net(self.task.normalised(self.batch["image"]))
+        self.net.tokens(self.task.normalised(self.batch["image"]))
 
     def attention_layers(self) -> list[AttentionLayers]:
         names = patch_labels(self.net.config)
@@ -133,6 +133,7 @@ class PairSubject(Subject):
 
 SUBJECTS: dict[str, type[Subject]] = {
     "vit": ImageSubject,
+    "mae": ImageSubject,
     "bert": EncoderSubject,
     "mlm": EncoderSubject,
     "lm": LanguageSubject,

@@ -17,7 +17,8 @@ class Heads:
         queries: N labels.
         keys: M labels.
         steps: S labels; empty if there is one step.
-        image: The picture whose patches are the last keys, uint8 (C, height, width).
+        image: The picture whose patches are the last queries and the last keys, uint8
+            (C, height, width).
         grid: Rows and columns of its patches.
     """
 

@@ -19,6 +19,7 @@ APP = App(
     },
     default_config="configs/mae/digits.yaml",
     extra_commands={
+        "look": ("show attention, heads and positions", "tasks.look.command:look_at_encoders"),
         "export": (
             "write a checkpoint's weights for Hugging Face or safetensors",
             "tasks.mae.export:export",
@@ -35,7 +36,10 @@ APP = App(
         "fit --resume runs/mae/latest",
         "export --ckpt_path runs/mae/latest/checkpoints/best.ckpt --format safetensors",
     ),
-    next_commands=("export --ckpt_path {best} --format safetensors",),
+    next_commands=(
+        "look --ckpt_path {best}",
+        "export --ckpt_path {best} --format safetensors",
+    ),
     pretrains="vit",
 )
 

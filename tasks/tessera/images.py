@@ -264,6 +264,11 @@ class MaskedImageModel(ImageModel):
         return self.net.tokens(pixels)[:, self.net.config.prefix_tokens :].mean(1)  # (B, E)
 
     @torch.no_grad()
+    def logits(self, image: OneImage | Array) -> Tensor:
+        """What `embed` returns for one image, the output of the encoder: (E,)."""
+        return self.vectors(self._normalised_one(image))[0].float().cpu()
+
+    @torch.no_grad()
     def reconstruct(self, image: OneImage | Array, seed: int = 0) -> Reconstruction:
         """Masks patches of one image, and predicts them.
 

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from modules.models.gpt import Decoder
+from modules.record import AttentionRecord
 from tasks.errors import usage_errors
 from tasks.igpt.architectures import PixelModel
 from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sample_images
+from tasks.vit.attend import grid_labels
 
 from .images import Array, OneImage, is_image, read_pixels
-from .models import Model, check_single
+from .models import Attention, Model, check_single, recorded_weights
 
 
 class ImageGenerator(Model):
@@ -24,6 +26,9 @@ class ImageGenerator(Model):
     True
     >>> model.complete(photo, 3).shape == (3, *model.shape)
     True
+    >>> weights, predicted, read = model.attention(photo)
+    >>> predicted[:2], read[:2]
+    (['1,1', '1,2'], ['start', '1,1'])
     """
 
     net: Decoder
@@ -74,12 +79,32 @@ class ImageGenerator(Model):
     def logits(self, image: OneImage | Array) -> Tensor:
         """Scores of the K colours for each of the N pixels, given those before it: (N, K)."""
         model = self.model
-        tokens = model.palette.encode(self._pixels(image).to(self.device))  # (1, N)
-        hidden = self.net(model.inputs(tokens))
+        hidden = self.net(model.inputs(self.tokens(image)))
         return self.net.logits(hidden)[0, :, : len(model.palette)].float().cpu()
 
+    @torch.no_grad()
+    def attention(self, image: OneImage | Array) -> Attention:
+        """Weights of all layers and heads for one image, (L, H, N, N).
+
+        Queries are the N pixels that are predicted, named "row,column", both from 1. Keys are what
+        the network reads: "start", then all pixels but the last.
+        """
+        model = self.model
+        record = AttentionRecord()
+        self.net(model.inputs(self.tokens(image)), cache=record)
+        labels = grid_labels(model.size, model.size)
+        return Attention(recorded_weights(record), labels, ["start", *labels[:-1]])
+
+    def tokens(self, image: OneImage | Array) -> Tensor:
+        """The number in the palette of each pixel of one image, row by row: (1, N)."""
+        return self.model.palette.encode(self._pixels(image).to(self.device))
+
+    def pixels(self, image: OneImage | Array) -> Tensor:
+        """One image as the network sees it, in the colours of the palette: uint8 (C, S, S)."""
+        return self.model.palette.decode(self.tokens(image).cpu())[0]
+
     def _pixels(self, image: Any) -> Tensor:
-        """Pixels of one image as the network sees them, uint8 (1, C, S, S)."""
+        """Pixels of one image of the network's size, uint8 (1, C, S, S)."""
         check_single(is_image(image), image, "image")
         return read_pixels(image, self.metadata["channels"], self.model.size)[None]
 

@@ -17,8 +17,12 @@ def patch_labels(config: ViTConfig) -> list[str]:
     """Returns names of the N tokens: those before the patches, and "row,column" of each patch."""
     labels = ["class"] * config.has_class_token + ["distillation"] * config.distillation_token
     labels += [f"register {i + 1}" for i in range(config.register_tokens)]
-    rows, columns = config.grid
-    return labels + [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
+    return labels + grid_labels(*config.grid)
+
+
+def grid_labels(rows: int, columns: int) -> list[str]:
+    """Returns "row,column" of each patch or pixel, both from 1, row by row."""
+    return [f"{row + 1},{column + 1}" for row in range(rows) for column in range(columns)]
 
 
 @torch.inference_mode()

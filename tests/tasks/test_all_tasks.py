@@ -90,11 +90,11 @@ def test_losses_of_three_steps(task: str, options: str) -> None:
 
 
 COMMANDS = {
-    "mae": {"fit", "export"},
+    "mae": {"fit", "export", "look"},
     "bert": {"fit", "export", "look", "predict"},
     "mlm": {"fit", "export", "look"},
     "lm": {"fit", "export", "look", "generate", "score"},
-    "igpt": {"fit", "export", "generate", "probe"},
+    "igpt": {"fit", "export", "generate", "look", "probe"},
     "seq2seq": {"fit", "export", "look", "translate"},
 }
 GENERATION = {

@@ -66,7 +66,9 @@ def test_loss_is_that_of_transformers(trained: Path, exported: Path, theirs: Any
     tokens = torch.as_tensor(np.array(processor(pictures)["input_ids"]))  # (S, 64)
     start = torch.full_like(tokens[:, :1], theirs.config.vocab_size - 1)
     with torch.inference_mode():
-        logits = theirs(input_ids=torch.cat([start, tokens[:, :-1]], 1)).logits
+        read = torch.cat([start, tokens[:, :-1]], 1)
+        logits = theirs(input_ids=read).logits
+        attentions = theirs(input_ids=read[5:6], output_attentions=True).attentions
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
     found = summary(trained)
     assert found["test/loss"] == pytest.approx(loss.item(), rel=1e-5)
@@ -76,6 +78,8 @@ def test_loss_is_that_of_transformers(trained: Path, exported: Path, theirs: Any
     model = tessera.load(trained, kind=tessera.ImageGenerator)
     ours = model.logits(pixels[5])
     torch.testing.assert_close(ours, logits[5], atol=1e-4, rtol=1e-4)
+    weights = model.attention(pixels[5]).weights  # (L, H, N, N)
+    torch.testing.assert_close(weights, torch.cat(attentions), atol=1e-5, rtol=1e-4)
 
 
 def test_the_most_likely_completion_is_that_of_transformers(trained: Path, theirs: Any) -> None:

@@ -1,5 +1,7 @@
 """`look` of each task writes its page; what it shows is what the model computes."""
 
+import base64
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ import numpy as np
 import pytest
 import tessera
 import torch
+import torch.nn.functional as F
+from PIL import Image
 
 from modules.activations import patch
 from tasks.look.inspector import Component, Interventions
@@ -20,9 +24,12 @@ from tests.helpers.tiny import picture
 from tests.helpers.tiny_models import close
 
 FAST = Interventions(effects=False)
-TASKS = ("vit", "bert", "mlm", "lm", "seq2seq")
+IMAGE_TASKS = ("vit", "mae", "igpt")
+TASKS = (*IMAGE_TASKS, "bert", "mlm", "lm", "seq2seq")
 TABS = {
     "vit": {"prediction"},
+    "mae": set(),
+    "igpt": {"losses"},
     "bert": {"prediction", "neighbours"},
     "mlm": {"fill-mask", "logit lens", "neighbours"},
     "lm": {"logit lens", "losses", "neighbours"},
@@ -40,7 +47,7 @@ def test_samples_of_the_test_split(
     output = runs / f"look_{task}"
     line = f"look --ckpt_path {ckpt} --output {output} --samples 2 --ablate 0.1"
     patched = set()
-    if task == "vit":
+    if task in IMAGE_TASKS:
         picture(20, "L").save(tmp_path / "photo.png")
         line += f" --patch 0.1 --patch_from {tmp_path}/photo.png"
         patched = {"patching"}
@@ -66,16 +73,30 @@ def test_next_tokens_are_those_after_the_last_token(runs: Path, console: Console
     assert f"next token after {last}: " in out
 
 
-def test_the_weights_of_the_page_are_the_models(runs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", IMAGE_TASKS)
+def test_the_weights_of_the_page_are_the_models(task: str, runs: Path, tmp_path: Path) -> None:
     picture(20, "L").save(tmp_path / "photo.png")
-    ckpt = runs / "vit/checkpoints/best.ckpt"
+    ckpt = runs / task / "checkpoints/best.ckpt"
     line = f"look --ckpt_path {ckpt} --image photo.png --output out --effects false --figures false"
-    assert run(line) == 0
+    assert run(line, task) == 0
     (view,) = tab_views(content(tmp_path / "out/look.html"))["attention"]
-    found = unpacked(view)
-    model = tessera.load(ckpt)
-    assert isinstance(model, tessera.ImageClassifier)
-    close(found[0], model.attention("photo.png").weights, atol=0.005)
+    model: Any = tessera.load(ckpt)
+    weights, queries, keys = model.attention("photo.png")
+    if task == "igpt":
+        weights = F.pad(weights, (0, 1))  # to the last pixel, which is not read
+        keys = [*keys, "8,8"]
+    close(unpacked(view)[0], weights, atol=0.005)
+    (exact,) = INSPECTORS[task](model).sample("", ("photo.png",), FAST).tabs["attention"]
+    assert isinstance(exact, Heads)
+    close(exact.weights[0], weights, atol=1e-6)
+    assert (view["queries"], view["keys"]) == (queries, keys)
+    shown = Image.open(io.BytesIO(base64.b64decode(view["image"].partition(",")[2])))
+    assert np.array_equal(np.asarray(shown), model.pixels("photo.png")[0])
+
+
+def test_rollout_is_the_map_of_attention(runs: Path) -> None:
+    picture(20, "L").save("photo.png")
+    model = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
     rollout = INSPECTORS["vit"](model).sample("", ("photo.png",), FAST).tabs["rollout"]
     assert isinstance(rollout[0], Heads)
     heat = rollout[0].weights[0, 0, 0].mean(0)  # (N,), of a model without a class token
@@ -121,6 +142,62 @@ def test_losses_and_lens_of_a_language_model(runs: Path) -> None:
         other.log_softmax(-1), logits.log_softmax(-1), log_target=True, reduction="none"
     )
     close(effects.values[1, 1], divergence.sum(-1).mean())
+
+
+def test_losses_and_distances_of_pixels(runs: Path) -> None:
+    model = tessera.load(runs / "igpt", kind=tessera.ImageGenerator)
+    picture(8, "L").save("photo.png")
+    sample = INSPECTORS["igpt"](model).sample("", ("photo.png",), FAST)
+    (losses,) = sample.tabs["losses"]
+    _, distances = sample.tabs["heads"]
+    assert isinstance(losses, Matrix) and isinstance(distances, Matrix)
+    grey = torch.tensor(model.metadata["palette"])[:, 0].round()  # (K,)
+    seen = model.pixels("photo.png")[0]  # (8, 8)
+    logs = model.logits("photo.png").log_softmax(-1).unflatten(0, (8, 8))
+    for row, column in ((0, 0), (2, 5), (7, 7)):
+        index = int((grey == seen[row, column]).nonzero())
+        close(losses.values[row, column], -logs[row, column, index])
+    points = torch.cartesian_prod(torch.arange(8.0), torch.arange(8.0))  # (64, 2)
+    read = model.attention("photo.png").weights[..., 1:]  # of pixels, (2, 2, 64, 63)
+    read = read / read.sum(-1, keepdim=True).clamp(min=1e-12)
+    close(distances.values, (read * torch.cdist(points, points[:-1])).sum(-1).mean(-1))
+
+
+@pytest.mark.parametrize("task", ["mae", "igpt"])
+def test_heads_that_images_do_without(task: str, runs: Path, console: Console) -> None:
+    """Of an autoencoder how far the vector of `embed` moves; of pixels their loss."""
+    picture(8, "L").save("photo.png")
+    ckpt = runs / task / "checkpoints/best.ckpt"
+    line = f"look --ckpt_path {ckpt} --image photo.png --ablate 0.1 --figures false"
+    out, _ = console.printed(line, task)
+    model: Any = tessera.load(ckpt)
+    with model.ablate(0, 1):
+        ablated = model.logits("photo.png")
+    found = model.logits("photo.png")
+    table, effects = tab_views(content(Path("look/look.html")))["ablation"]
+    name, before, after, _ = table["rows"][0]
+    if task == "mae":
+        close(found, model.embed("photo.png"))
+        expected = [0, float((ablated - found).norm() / found.norm())]
+        assert effects["values"][0][1] == pytest.approx(expected[1], rel=1e-4)
+    else:
+        tokens = model.tokens("photo.png")[0]
+        expected = [float(F.cross_entropy(logits, tokens)) for logits in (found, ablated)]
+    assert [before, after] == pytest.approx(expected, abs=1e-6) and before != after
+    assert printed_change(out, name)[1] == pytest.approx(after, abs=6e-5)
+    assert {len(row) for row in effects["values"]} == {3} and "decoder" not in effects["title"]
+
+
+def test_the_decoder_is_left_as_it_is(runs: Path) -> None:
+    picture(8, "L").save("photo.png")
+    model = tessera.load(runs / "mae", kind=tessera.MaskedImageModel)
+    before = model.reconstruct("photo.png")
+    sample = INSPECTORS["mae"](model).sample("", ("photo.png",), FAST)
+    assert [view.title for view in sample.tabs["attention"]] == ["self-attention"]
+    close(model.reconstruct("photo.png"), before)
+    with model.ablate(0, part="decoder"):
+        changed = model.reconstruct("photo.png").reconstructed
+    assert not torch.equal(changed, before.reconstructed)
 
 
 def test_masks_are_filled_as_by_fill_mask(runs: Path) -> None:
@@ -237,6 +314,8 @@ BAD = {
     "another task": ("look --ckpt_path {lm}", "vit"),
     "no such layer": ("look --ckpt_path {vit} --ablate 1.0", "vit"),
     "no such head": ("look --ckpt_path {vit} --ablate 0.2", "vit"),
+    "no decoder": ("look --ckpt_path {mae} --ablate decoder.0.1", "mae"),
+    "of pixels": ("look --ckpt_path {igpt}", "mae"),
     "not a head": ("look --ckpt_path {vit} --ablate first", "vit"),
     "no encoder": ("look --ckpt_path {vit} --ablate encoder.0.1", "vit"),
     "no such part": ("look --ckpt_path {seq2seq} --text ONE --ablate middle.0.1", "seq2seq"),
@@ -255,6 +334,7 @@ BAD = {
     ),
     "no patch_from": ("look --ckpt_path {vit} --image good.png --patch 0 --patch_from no", "vit"),
     "unreadable": ("look --ckpt_path {vit} --image text.png", "vit"),
+    "unreadable by pixels": ("look --ckpt_path {igpt} --image text.png", "igpt"),
     "missing": ("look --ckpt_path {vit} --image none.png", "vit"),
     "empty": ("look --ckpt_path {lm} --text ' '", "lm"),
     "no samples": ("look --ckpt_path {vit} --samples 0", "vit"),

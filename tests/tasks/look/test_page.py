@@ -1,11 +1,15 @@
 """The page in a real browser: no request, no error, and what hover and clicks show."""
 
+import base64
+import io
 import re
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from PIL import Image
 
 from tasks.look.figures import draw_heads, save_figures
 from tasks.look.page import render
@@ -91,6 +95,34 @@ def test_the_page_in_a_browser(tmp_path: Path, browser: Browser) -> None:
         assert "</script>" in text and "<b>" in text
     requests = [url for url in browser.requests() if not url.startswith("data:")]
     assert requests[-1] == page.as_uri() and all(url.endswith("/look.html") for url in requests)
+    assert browser.errors() == []
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize(("queries", "keys"), [(4, 4), (5, 5), (4, 5)])
+def test_attention_over_the_picture(
+    queries: int, keys: int, tmp_path: Path, browser: Browser
+) -> None:
+    """Patches are the last queries and keys; tokens of classes or of a start come before them."""
+    patches = torch.zeros(4, 4)
+    patches[range(4), [2, 3, 1, 0]] = 1
+    weights = F.pad(patches, (keys - 4, 0, queries - 4, 0))[None, None, None]
+    names = [f"token {number}" for number in range(5)]
+    image = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    view = Heads("image", weights, names[:queries], names[:keys], image=image, grid=(2, 2))
+    page = tmp_path / "look.html"
+    page.write_text(render("picture", "", [Sample("one", {"attention": [view]})], {}))
+    browser.open(page)
+    drawn = "document.querySelector('.large canvas').toDataURL()"
+    for patch, brightest in enumerate((2, 3, 1, 0)):
+        row, column = divmod(patch, 2)
+        browser.mouse(".large canvas", 0.12 + 0.24 * column, 0.25 + 0.45 * row)
+        png = base64.b64decode(browser.evaluate(drawn).partition(",")[2])
+        red = Image.open(io.BytesIO(png)).convert("RGB").getchannel(0)
+        places = [(364 + 170 * x + 85, 22 + 170 * y + 85) for y in (0, 1) for x in (0, 1)]
+        shades = [red.getpixel(place) for place in places]
+        assert shades.index(max(shades)) == brightest and max(shades) > 200
     assert browser.errors() == []
 
 

@@ -54,13 +54,14 @@ def fit(options: str, task: str, folder: Path = Path("seen")) -> Path:
 # What is measured ---------------------------------------------------------------------------------
 
 
-def test_images_as_look_sees_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["vit", "mae"])
+def test_images_as_look_sees_them(task: str, tmp_path: Path) -> None:
     """The last step's values are those of the last weights; distances as in `look`, in pixels."""
     options = "--look_every 4 --model.net.pool cls --model.net.register_tokens 2"
-    folder = fit(options, "vit")
-    model = tessera.load(folder / "checkpoints/last.ckpt", kind=tessera.ImageClassifier)
+    folder = fit(options, task)
+    model: Any = tessera.load(folder / "checkpoints/last.ckpt")
     image = checkpoint(folder)["callbacks"]["TrainingLook"]["batch"]["image"][0]
-    sample = INSPECTORS["vit"](model).sample("", (image,), Interventions(effects=False))
+    sample = INSPECTORS[task](model).sample("", (image,), Interventions(effects=False))
     (distance,) = [view for view in sample.tabs["heads"] if view.title.startswith("mean distance")]
     assert isinstance(distance, Matrix)
     values = curves(folder)
@@ -148,6 +149,7 @@ def test_looking_changes_no_weight(tmp_path: Path, console: Console) -> None:
     assert run(f"fit {TINY['vit']} --trainer.fast_dev_run true --look_every 1 --run_dir d") == 0
     assert not Path("d").exists()
     console.refused("fit --look_every 0 --run_dir none", "--look_every 0")
+    console.refused("fit --look_every 2 --run_dir none", "--look_every", task="igpt")
 
 
 def test_a_damaged_image_is_not_the_sample(tmp_path: Path) -> None:
@@ -191,7 +193,7 @@ def test_a_killed_run_keeps_each_step_once(ranks: int, server: Server, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["vit", "mlm", "seq2seq"])
+@pytest.mark.parametrize("task", ["vit", "mae", "mlm", "seq2seq"])
 def test_sharded_weights(task: str, server: Server, tmp_path: Path) -> None:
     """The same values as with whole weights."""
     found = []

@@ -1,0 +1,105 @@
+"""What is shown of the models of images: weights over the picture."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from modules.measures import patch_distance, token_losses
+from tasks.look.inspector import AttentionLayers, ClassifierInspector, Inspector
+from tasks.look.views import Heads, Matrix, View
+
+
+class PictureInspector(Inspector):
+    """Views of models that read images."""
+
+    input_option = "--image FILE"
+    distance_unit = "pixels between patches"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the patches."""
+        grid: tuple[int, int] = self.net.config.grid
+        return grid
+
+    def mean_distance(self, weights: Tensor) -> Tensor:
+        return patch_distance(weights, self.grid, self.net.config.patch_size)
+
+    def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
+        return [(image,) for image in batch["image"]]
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
+    ) -> Heads:
+        view = super().heads(title, weights, layers, inputs)
+        return replace(view, image=self.model.pixels(inputs[0]), grid=self.grid)
+
+
+class ImageInspector(ClassifierInspector, PictureInspector):
+    """Views of image classifiers."""
+
+    model_name = "ImageClassifier"
+
+
+class EncoderInspector(PictureInspector):
+    """Views of the encoder of masked autoencoders, which reads all patches."""
+
+    model_name = "MaskedImageModel"
+    difference_name = "change of the mean of the patches' vectors, relative to its norm"
+
+    def __init__(self, model: Any) -> None:
+        net = copy.deepcopy(model.net)
+        del net.decoder
+        super().__init__(type(model)(net, model.metadata, model.source))
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        return {}
+
+    def difference(self, logits: Tensor, changed_logits: Tensor) -> float:
+        return float((changed_logits - logits).norm() / logits.norm())
+
+
+class PixelInspector(PictureInspector):
+    """Views of language models of pixels: the queries are the pixels that are predicted."""
+
+    model_name = "ImageGenerator"
+    distance_unit = "pixels, to those before"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the pixels."""
+        _, rows, columns = self.model.shape
+        return rows, columns
+
+    def mean_distance(self, weights: Tensor) -> Tensor:
+        return patch_distance(with_last_key(weights), self.grid, 1)
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
+    ) -> Heads:
+        layers = layers._replace(keys=[*layers.keys, layers.queries[-1]])
+        return super().heads(title, with_last_key(weights), layers, inputs)
+
+    def losses(self, logits: Tensor, inputs: Sequence[Any]) -> Tensor:
+        """Of the N pixels, in nats: (N, K) -> (N,)."""
+        return token_losses(logits, self.model.tokens(*inputs)[0].cpu())
+
+    def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
+        return {"loss (nats per pixel)": float(self.losses(logits, inputs).mean())}
+
+    def task_tabs(
+        self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
+    ) -> dict[str, list[View]]:
+        losses = self.losses(activations["logits"], inputs).unflatten(0, self.grid)  # (S, S)
+        names = [str(number + 1) for number in range(len(losses))]
+        note = f"in nats, given the pixels before it; mean {losses.mean():.3f}"
+        title = "loss of each pixel"
+        return {"losses": [Matrix(title, losses, names, names, "row", "column", note=note)]}
+
+
+def with_last_key(weights: Tensor) -> Tensor:
+    """Adds the last pixel, which is not read, to the keys: (..., N, N) -> (..., N, N + 1)."""
+    return F.pad(weights, (0, 1))
