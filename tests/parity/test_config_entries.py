@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -258,7 +259,10 @@ def test_entries_that_decide(name: str) -> None:
 @pytest.mark.slow
 @each_model
 def test_every_entry(case: Case) -> None:
-    assert HARMLESS & case.written().keys() <= change_each(case, entries(case).keys())
+    """Most entries are those of many models: each model tries a half, which differs by its name."""
+    harmless = HARMLESS & case.written().keys()
+    half = {one for one in entries(case) if crc32(f"{case.kind.__name__} {one}".encode()) % 2}
+    assert harmless <= change_each(case, half | harmless)
 
 
 ODD: list[Any] = [

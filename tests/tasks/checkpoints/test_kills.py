@@ -89,7 +89,7 @@ OF_TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("ranks, kills", [(1, OF_ONE * 10), (2, OF_TWO * 2)], ids=["1", "2"])
+@pytest.mark.parametrize("ranks, kills", [(1, OF_ONE * 6), (2, OF_TWO * 2)], ids=["1", "2"])
 def test_killed_again_and_again(
     ranks: int, kills: list[tuple[slice, slice]], server: Server, folder: Path, tmp_path: Path
 ) -> None:
