@@ -171,7 +171,7 @@ def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
     known = list(known)
     close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
-    choices = f"choose from {', '.join(known)}" if len(known) <= 12 else f"there are {len(known)}"
+    choices = f"choose from {', '.join(known)}" if len(known) <= 16 else f"there are {len(known)}"
     return f"unknown {kind} '{name}': {hint}{choices}"
 
 

@@ -227,7 +227,7 @@ class Invocation:
         lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         if pretrains := self.app.pretrains:
-            line = "fit --model.pretrained {best} --data.path FILE"
+            line = "fit --model.pretrained {best} --data.path FILE_OR_FOLDER"
             commands.insert(0, with_launcher(f"{program(pretrains)} {line}"))
         return commands
 

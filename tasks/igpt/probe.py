@@ -86,6 +86,7 @@ def probe(options: ProbeOptions) -> None:
     print(f"{'layer':>5}{'validation loss':>17}{'accuracy':>10}{'test accuracy':>15}")
     for one in found:
         print(f"{one.layer:>5}{one.val_loss:>17.4f}{one.val:>10.4f}{one.test:>15.4f}")
+    print("layer 0: the embedding")
     best = min(found, key=lambda one: one.val_loss)
     print(f"lowest validation loss: layer {best.layer}, test accuracy {best.test:.4f}")
     beside = Path(best_checkpoint(options.ckpt_path)).resolve().parent.parent

@@ -37,7 +37,10 @@ def draw(
         draw_layers(axis, folder, plan, results, options)
     if not axis.has_data():
         return None
-    axis.set_title(plain(plan.lab["title"]), fontsize=10)
+    title = plain(plan.lab["title"])
+    if options["kind"] in ("bars", "line"):
+        title += "\nmean and standard deviation over seeds"
+    axis.set_title(title, fontsize=10)
     return figure
 
 

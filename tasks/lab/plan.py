@@ -211,7 +211,7 @@ def read_plan(folder: Path) -> Plan:
         before = Run(**found["before"]) if found["before"] else None
         return Plan(found["lab"], [Run(**run) for run in found["runs"]], before)
     except FileNotFoundError as error:
-        raise UsageError(f"{folder} holds no laboratory: give a folder of `lab run`") from error
+        raise UsageError(f"{folder} has no {PLAN}: give a folder that `lab run` wrote") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(f"{folder / PLAN} cannot be read ({error}): run the lab again") from error
 

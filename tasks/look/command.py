@@ -166,7 +166,9 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         folder = Path(options.output)
         with usage_errors(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        note = f"{inspector.model!r}; layers and heads count from 0"
+        note = (
+            f"{inspector.model!r}; layers and heads count from 0, rows and columns of images from 1"
+        )
         write_text(folder / "look.html", render(f"Tessera {task}", note, samples, shared))
     for sample in samples:
         print_changes(sample)

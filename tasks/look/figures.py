@@ -1,8 +1,11 @@
 """The views of a page as figures for papers, SVG and PNG."""
 
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +14,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from datamodules.utils.files import replacing
+from tasks.look.inspector import shortened
 from tasks.look.views import Curves, Heads, Matrix, Table, Tokens, View
 from tasks.tracking.report import plain
 
-MAX_LABELS = 40  # of an axis, else it has numbers
-TOKENS_PER_LINE = 20  # tokens or cells of a line of coloured text
+LABELS_PER_INCH = 10
+LABEL_LENGTH = 12
+TOKENS_PER_LINE = 20  # cells of a line of texts
+LETTERS_PER_LINE = 160  # of coloured tokens
+MONOSPACE_WIDTH = 0.602  # of a letter, over the size of the font
 MAX_TABLE_ROWS = 40
 TILE = 64  # pixels of a small heat map, at least
 
 
 def save_figures(tabs: Mapping[str, Sequence[View]], folder: Path) -> list[Path]:
-    """Writes each view as TAB-TITLE.svg and .png; returns the .svg files."""
+    """Writes each view as TAB-TITLE.svg and .png; returns the .svg files.
+
+    Attention over a picture is TAB-TITLE-picture.
+    """
     written = []
     for tab, views in tabs.items():
         for view in views:
             stem = re.sub(r"\W+", "-", f"{tab} {view.title}".lower()).strip("-")
             save_figure(DRAW[type(view)](view), folder / stem)
             written.append(folder / f"{stem}.svg")
+            if isinstance(view, Heads) and view.image is not None:
+                save_figure(draw_pictures(view), folder / f"{stem}-picture")
+                written.append(folder / f"{stem}-picture.svg")
     return written
 
 
@@ -47,39 +60,76 @@ def new_figure(width: float, height: float) -> Any:
     return matplotlib.figure.Figure(figsize=(width, height))
 
 
-def set_labels(axis: Any, rows: Any, columns: Any) -> None:
-    """Labels beside and below a heat map, if they are few."""
-    if len(rows) <= MAX_LABELS:
-        axis.set_yticks(range(len(rows)), [plain(label) for label in rows], fontsize=6)
-    if len(columns) <= MAX_LABELS:
-        rotation = 90 if max(map(len, columns)) > 2 else 0
-        labels = [plain(label) for label in columns]
-        axis.set_xticks(range(len(columns)), labels, rotation=rotation, fontsize=6)
+def brief(label: str) -> str:
+    """The beginning of a label."""
+    label = plain(label)
+    return label if len(label) <= LABEL_LENGTH else f"{label[: LABEL_LENGTH - 1]}…"
+
+
+def set_labels(axis: Any, rows: Any, columns: Any, height: float, width: float) -> None:
+    """Labels beside and below a heat map of a size in inches; if there are many, of every n-th."""
+    down = -(-len(rows) // int(height * LABELS_PER_INCH))
+    across = -(-len(columns) // int(width * LABELS_PER_INCH))
+    axis.set_yticks(range(0, len(rows), down), [*map(brief, rows[::down])], fontsize=6)
+    rotation = 90 if max(map(len, columns)) > 2 else 0
+    labels = [*map(brief, columns[::across])]
+    axis.set_xticks(range(0, len(columns), across), labels, rotation=rotation, fontsize=6)
+
+
+def title_of(view: Any) -> str:
+    """The title, and the note below it."""
+    return "\n".join([plain(view.title), *textwrap.wrap(plain(view.note), 90)])
+
+
+def panels_of(view: Heads) -> tuple[Any, list[Any], float]:
+    """A figure, an axis for each layer (rows) and head (columns), and their side in inches."""
+    layers, heads = view.weights.shape[1:3]
+    side = 5.0 if layers * heads == 1 else max(1.0, min(2.5, 14 / heads))
+    figure = new_figure(side * heads + 1.2, side * layers + 0.6)
+    panels = figure.subplots(layers, heads, squeeze=False)
+    for layer, head in product(range(layers), range(heads)):
+        panel = panels[layer, head]
+        panel.set_xticks([])
+        panel.set_yticks([])
+        if layers * heads > 1:
+            panel.set_title(f"layer {layer}, head {head}", fontsize=6, pad=2)
+    return figure, [*panels.flat], side
 
 
 def draw_heads(view: Heads) -> Any:
     """A heat map for each layer (rows) and head (columns), of the last step."""
-    weights = view.weights[-1]  # (L, H, N, M)
-    layers, heads = weights.shape[:2]
-    side = 5.0 if layers * heads == 1 else max(1.0, min(2.5, 14 / heads))
-    figure = new_figure(side * heads + 0.5, side * layers + 0.6)
-    panels = figure.subplots(layers, heads, squeeze=False)
-    for layer in range(layers):
-        for head in range(heads):
-            panel = panels[layer, head]
-            pixels = weights[layer, head].sqrt().numpy()
-            panel.imshow(pixels, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-            panel.set_xticks([])
-            panel.set_yticks([])
-            if layers * heads > 1:
-                panel.set_title(f"layer {layer}, head {head}", fontsize=6, pad=2)
-    if layers * heads == 1:
-        set_labels(panels[0, 0], view.queries, view.keys)
-    else:
-        set_labels(panels[-1, 0], view.queries, view.keys)
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5, vmin=0, vmax=1)  # keeps small weights apart
+    figure, panels, side = panels_of(view)
+    for panel, weights in zip(panels, view.weights[-1].flatten(0, 1), strict=True):  # (N, M)
+        heat = panel.imshow(weights.numpy(), cmap="Blues", norm=norm, interpolation="nearest")
+    set_labels(panels[-view.weights.shape[2]], view.queries, view.keys, side, side)
+    figure.colorbar(heat, ax=panels, label="weight", fraction=0.05)
     figure.supxlabel("keys", fontsize=8)
     figure.supylabel("queries", fontsize=8)
-    figure.suptitle(f"{plain(view.title)}: colors show the root of the weight", fontsize=8)
+    figure.suptitle(plain(view.title), fontsize=8)
+    return figure
+
+
+def draw_pictures(view: Heads) -> Any:
+    """The picture with the attention to its patches, for each layer and head, of the last step."""
+    assert view.image is not None and view.grid is not None
+    rows, columns = view.grid
+    count = rows * columns
+    first = view.weights.shape[-2] - count  # query that is a patch
+    height, width = view.image.shape[1:]
+    image = view.image.permute(1, 2, 0).numpy()  # (C, H, W) -> (H, W, C)
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)
+    figure, panels, _ = panels_of(view)
+    for panel, weights in zip(panels, view.weights[-1].flatten(0, 1), strict=True):  # (N, M)
+        weights = weights[0] if first else weights.mean(0)  # (M,)
+        heat = weights[-count:].reshape(rows, columns)
+        panel.imshow(image, cmap="gray", vmin=0, vmax=255, extent=extent)
+        panel.imshow(heat.numpy(), cmap="inferno", alpha=0.6, extent=extent)
+    query = f"of {view.queries[0]}" if first else "mean over all queries"
+    title = f"{plain(view.title)} to the picture, {query}; bright: more, in each on its own scale"
+    figure.suptitle(title, fontsize=8)
     return figure
 
 
@@ -102,29 +152,48 @@ def draw_tiles(weights: Tensor) -> Tensor:
 
 
 def draw_matrix(view: Matrix) -> Any:
-    """A heat map with numbers or texts in its cells, if they are few."""
-    rows, columns = view.values.shape
+    """A heat map with numbers or texts in its cells, if they are few; long texts in lines."""
+    count = view.values.shape[1]
+    length = TOKENS_PER_LINE if view.cells else count
+    starts = range(0, count, length)
     wide = 0.75 if view.cells else 0.4
-    figure = new_figure(min(16, wide * columns + 2), min(12, 0.32 * rows + 1.2))
-    axis = figure.subplots()
-    values = view.values.float().numpy()
-    largest = abs(values).max()
-    limits = {"vmin": -largest, "vmax": largest} if view.diverging else {}
-    cmap = "RdBu" if view.diverging else "Blues"
-    heat = axis.imshow(values, cmap=cmap, aspect="auto", interpolation="nearest", **limits)
-    figure.colorbar(heat, ax=axis)
-    set_labels(axis, view.rows, view.columns)
-    if rows * columns <= 400 and columns <= MAX_LABELS:
-        middle = (heat.norm.vmin + heat.norm.vmax) / 2
-        for i in range(rows):
-            for j in range(columns):
-                text = plain(view.cells[i][j]) if view.cells else f"{values[i, j]:.2g}"
-                dark = values[i, j] > middle and not view.diverging
-                color = "white" if dark else "black"
-                axis.text(j, i, text, ha="center", va="center", fontsize=5, color=color)
-    axis.set(xlabel=view.column_name, ylabel=view.row_name)
-    axis.set_title(plain(view.title), fontsize=9)
+    width = min(16, wide * min(count, length) + 2)
+    height = min(12, 0.32 * len(view.values) + 1.2)
+    figure = new_figure(width, height * len(starts))
+    axes = figure.subplots(len(starts), squeeze=False)[:, 0]
+    figure.subplots_adjust(hspace=0.8)
+    low, high = view.limits or (float(view.values.min()), float(view.values.max()))
+    if view.diverging:
+        high = float(view.values.abs().max())
+        low = -high
+    for axis, start in zip(axes, starts, strict=True):
+        part = slice(start, start + length)
+        cells = [row[part] for row in view.cells]
+        piece = replace(view, values=view.values[:, part], columns=view.columns[part], cells=cells)
+        heat = draw_cells(axis, piece, low, high)
+        set_labels(axis, piece.rows, piece.columns, height, width)
+        axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
+    figure.colorbar(heat, ax=[*axes]).set_label(view.value_name, fontsize=7)
+    axes[0].set_title(title_of(view), fontsize=7)
     return figure
+
+
+def draw_cells(axis: Any, view: Matrix, low: float, high: float) -> Any:
+    """The heat map of a matrix, with colours from `low` to `high`."""
+    rows, columns = view.values.shape
+    values = view.values.float().numpy()
+    cmap = "RdBu" if view.diverging else "Blues"
+    limits = {"vmin": low, "vmax": high}
+    heat = axis.imshow(values, cmap=cmap, aspect="auto", interpolation="nearest", **limits)
+    if not view.cells and rows * columns > 400:
+        return heat
+    for i in range(rows):
+        for j in range(columns):
+            text = brief(view.cells[i][j]) if view.cells else f"{values[i, j]:.3g}"
+            dark = values[i, j] > (low + high) / 2 and not view.diverging
+            color = "white" if dark else "black"
+            axis.text(j, i, text, ha="center", va="center", fontsize=5, color=color)
+    return heat
 
 
 def draw_lines(view: Curves) -> Any:
@@ -133,7 +202,7 @@ def draw_lines(view: Curves) -> Any:
     for name, values in view.lines.items():
         axis.plot(view.x, values, label=plain(name), linewidth=1)
     axis.set(xlabel=view.x_name, ylabel=view.y_name)
-    axis.set_title(plain(view.title), fontsize=9)
+    axis.set_title(title_of(view), fontsize=9)
     axis.legend(fontsize=6)
     return figure
 
@@ -142,18 +211,27 @@ def draw_tokens(view: Tokens) -> Any:
     """The tokens in lines, on a colour each."""
     import matplotlib
 
-    lines = -(-len(view.tokens) // TOKENS_PER_LINE)
-    figure = new_figure(12, 0.3 * lines + 0.6)
-    axis = figure.subplots()
     largest = max((value for value in view.values if value is not None), default=1) or 1
+    places = []  # x and y of each token
+    x = 0
+    y = 0
+    labels = [shortened(plain(token)) for token in view.tokens]
+    for label in labels:
+        if x + len(label) > LETTERS_PER_LINE:
+            x = 0
+            y += 1
+        places.append((x, y))
+        x += len(label) + 1
+    # One unit of x is one letter, so that no token covers the next.
+    figure = new_figure(LETTERS_PER_LINE * 7 * MONOSPACE_WIDTH / 72, 0.25 * (y + 2))
+    axis = figure.add_axes((0, 0, 1, 1))
     cmap = matplotlib.colormaps["Reds"]
-    for index, (token, value) in enumerate(zip(view.tokens, view.values, strict=True)):
-        row, column = divmod(index, TOKENS_PER_LINE)
+    for label, value, (x, y) in zip(labels, view.values, places, strict=True):
         box = {"facecolor": cmap(0.7 * (value or 0) / largest), "edgecolor": "none", "pad": 1.5}
-        axis.text(column, -row, plain(token), fontsize=7, ha="center", bbox=box)
-    axis.set(xlim=(-1, TOKENS_PER_LINE), ylim=(-lines, 1))
+        axis.text(x, -y, label, fontsize=7, family="monospace", bbox=box)
+    axis.set(xlim=(0, LETTERS_PER_LINE), ylim=(-y - 1, 1))
     axis.set_axis_off()
-    axis.set_title(f"{plain(view.title)}, darkest {largest:.3g} {view.unit}", fontsize=9)
+    axis.set_title(f"{title_of(view)}\ndarkest {largest:.3g} {view.unit}", fontsize=9)
     return figure
 
 
@@ -170,7 +248,10 @@ def draw_table(view: Table) -> Any:
     table.auto_set_font_size(False)
     table.set_fontsize(6)
     table.auto_set_column_width([*range(len(view.columns))])
-    axis.set_title(plain(view.title), fontsize=9)
+    title = title_of(view)
+    if len(view.rows) > len(rows):
+        title += f"\nthe first {len(rows)} of {len(view.rows):,} rows"
+    axis.set_title(title, fontsize=9)
     return figure
 
 

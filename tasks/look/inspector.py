@@ -168,14 +168,20 @@ class Inspector:
 
     def head_statistics(self, layers: AttentionLayers, weights: Tensor) -> list[View]:
         """A number for each layer and head, of weights (L, H, N, M)."""
-        uniform = torch.tensor(weights.shape[-1]).log()
-        note = f"in nats, mean over the queries; {uniform:.2f} if all keys have the same weight"
+        uniform = uniform_entropy(weights)
+        note = (
+            f"in nats, mean over the queries; {uniform:.3f} if each query reads all keys that it "
+            "sees with the same weight; colours from 0 to this"
+        )
         title = f"entropy of {layers.title}"
-        views: list[View] = [head_matrix(title, entropy(weights).mean(-1), note)]
+        entropies = entropy(weights).mean(-1)  # (L, H)
+        views: list[View] = [head_matrix(title, entropies, note, "nats", uniform)]
         if layers.part != "cross":
             distance = self.mean_distance(weights)  # (L, H)
             note = f"in {self.distance_unit}, mean over the queries"
-            views.append(head_matrix(f"mean distance of {layers.title}", distance, note))
+            title = f"mean distance of {layers.title}"
+            largest = float(distance.max())
+            views.append(head_matrix(title, distance, note, self.distance_unit, largest))
         return views
 
     def ablation_views(
@@ -269,7 +275,9 @@ class Inspector:
         columns = [*map(str, heads), "layer" if sub_layer == "attention" else "all"]
         note = f"{note}: {self.difference_name}"
         names = [*map(str, range(len(rows)))]
-        return Matrix(title, torch.tensor(rows), names, columns, "layer", "head", note=note)
+        name = self.difference_name
+        values = torch.tensor(rows)  # (L, H + 1)
+        return Matrix(title, values, names, columns, "layer", "head", note=note, value_name=name)
 
 
 class ClassifierInspector(Inspector):
@@ -309,8 +317,21 @@ def shortened(text: str) -> str:
     return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
 
 
-def head_matrix(title: str, values: Tensor, note: str) -> Matrix:
-    """A matrix of numbers (L, H)."""
+def uniform_entropy(weights: Tensor) -> float:
+    """The entropy if each query weighs all keys that it sees alike, in nats, mean over the queries.
+
+    Args:
+        weights: (L, H, N, M). A key that is masked has the weight 0 in all of them.
+    """
+    visible = (weights > 0).flatten(0, 1).any(0).sum(-1)  # (N,)
+    return float(visible.clamp(min=1).log().mean())
+
+
+def head_matrix(title: str, values: Tensor, note: str, value_name: str, largest: float) -> Matrix:
+    """A matrix of numbers (L, H), with colours from 0 to `largest`."""
     layers, heads = values.shape
     names = [*map(str, range(max(layers, heads)))]
-    return Matrix(title, values, names[:layers], names[:heads], "layer", "head", note=note)
+    return Matrix(
+        title, values, names[:layers], names[:heads], "layer", "head",
+        note=note, value_name=value_name, limits=(0.0, largest),
+    )  # fmt: skip

@@ -59,7 +59,8 @@ class TextInspector(Inspector):
 
     def neighbours(self, tokenizer: Any, table: Tensor, ids: Sequence[int]) -> Table:
         """The nearest tokens of those of a text."""
-        kept = [*dict.fromkeys(ids)][:MAX_ROWS]
+        found = [*dict.fromkeys(ids)]
+        kept = found[:MAX_ROWS]
         count = min(LIKELIEST, len(table) - 1)
         cosines, nearest_ids = nearest(table.detach().cpu(), torch.tensor(kept), count)
         rows = []
@@ -68,7 +69,7 @@ class TextInspector(Inspector):
             names = token_labels(tokenizer, others)
             cells = [f"{name} {value:.2f}" for name, value in zip(names, values, strict=True)]
             rows.append([label, ", ".join(cells)])
-        note = "tokens whose embeddings have the largest cosine"
+        note = "tokens whose embeddings have the largest cosine" + cut_note(len(found))
         return Table("nearest embeddings", ("token", "nearest"), rows, note)
 
     def lens(
@@ -86,7 +87,7 @@ class TextInspector(Inspector):
         note = "the likeliest token if the network ended after a block; dark: its probability"
         return Matrix(
             "logit lens", torch.stack(rows), [*map(str, layers)], queries, "layer", "token",
-            cells=cells, note=note,
+            cells=cells, note=note, value_name="probability", limits=(0.0, 1.0),
         )  # fmt: skip
 
     @property
@@ -155,11 +156,12 @@ class LanguageInspector(TextInspector):
             self.net(tokens)
         repeated = torch.cat([*activations.values()])  # (L, H, N, N)
         note = f"on {period} random tokens, twice (Olsson 2022)"
-        return [
-            *views,
-            head_matrix("induction score", induction_score(repeated, period), note),
-            head_matrix("previous-token score", previous_token_score(repeated), note),
-        ]
+        scores = {
+            "induction score": induction_score(repeated, period),
+            "previous-token score": previous_token_score(repeated),
+        }
+        matrices = [head_matrix(name, x, note, "weight", 1.0) for name, x in scores.items()]
+        return [*views, *matrices]
 
 
 class MaskedInspector(TextInspector):
@@ -198,7 +200,7 @@ class MaskedInspector(TextInspector):
         positions = (tokens == mask).nonzero().flatten()
         note = ""
         if not len(positions):
-            note = "each token masked in turn"
+            note = "each token masked in turn" + cut_note(len(ids) - 2)
             positions = torch.arange(len(ids))[1:-1][:MAX_ROWS]  # not [CLS] and [SEP]
         every = torch.arange(len(positions))
         masked = tokens.repeat(len(positions), 1)  # (S, N)
@@ -290,6 +292,11 @@ class TranslationInspector(TextInspector):
         if "decoder." in stacks(self.net):
             tabs["logit lens"] = [self.lens(activations, labels, "decoder.")]
         return tabs
+
+
+def cut_note(count: int) -> str:
+    """Says that a table has fewer rows than there are tokens."""
+    return f"; the first {MAX_ROWS} of {count:,} tokens" if count > MAX_ROWS else ""
 
 
 INSPECTORS: dict[str, type[Inspector]] = {

@@ -332,7 +332,7 @@ function extremes(values) {  // spreading a long array over arguments overflows 
 function Matrix(view, parent) {
   const R = view.values.length, C = view.values[0].length;
   const flat = view.values.flat().filter((value) => value !== null);
-  const [low, high] = extremes(flat), largest = Math.max(-low, high, 1e-12);
+  const [low, high] = view.limits || extremes(flat), largest = Math.max(-low, high, 1e-12);
   const texts = view.cells.length > 0;
   const wide = texts ? 66 : Math.max(1, Math.min(44, Math.floor(640 / C)));
   const tall = texts ? 24 : Math.max(1, Math.min(44, Math.floor(480 / R)));
@@ -369,7 +369,7 @@ function Matrix(view, parent) {
     const i = Math.floor((y - top) / tall), j = Math.floor((x - left) / wide);
     const valid = i >= 0 && j >= 0 && i < R && j < C;
     const cell = valid && texts ? ` “${view.cells[i][j]}”` : "";
-    showTip(event, valid ? `${view.row_name} ${view.rows[i]}, ${view.column_name} ${view.columns[j]}:${cell} ${format(view.values[i][j])}` : "");
+    showTip(event, valid ? `${view.row_name} ${view.rows[i]}, ${view.column_name} ${view.columns[j]}:${cell} ${format(view.values[i][j])} ${view.value_name}` : "");
   });
 }
 

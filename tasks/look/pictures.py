@@ -97,7 +97,8 @@ class PixelInspector(PictureInspector):
         names = [str(number + 1) for number in range(len(losses))]
         note = f"in nats, given the pixels before it; mean {losses.mean():.3f}"
         title = "loss of each pixel"
-        return {"losses": [Matrix(title, losses, names, names, "row", "column", note=note)]}
+        matrix = Matrix(title, losses, names, names, "row", "column", note=note, value_name="nats")
+        return {"losses": [matrix]}
 
 
 def with_last_key(weights: Tensor) -> Tensor:

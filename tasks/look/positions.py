@@ -1,5 +1,7 @@
 """Position encodings as heat map, lines and similarity."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -7,6 +9,7 @@ from modules.measures import cosine_similarity
 from modules.position import Position, grid_positions
 from modules.transformer import Stack
 from tasks.look.views import Curves, Matrix, View
+from tasks.vit.attend import grid_labels
 
 LONGEST = 256  # positions that are drawn
 CHANNELS = 6  # that are drawn as lines
@@ -29,26 +32,41 @@ def views_of(position: Position, title: str, width: int) -> list[View]:
     """Views of one encoding, of vectors of `width` E."""
     device = next(iter([*position.parameters(), torch.empty(0)])).device
     positions = grid_positions(position.grid, device)[:, :LONGEST]  # (1, N, A)
-    names = [",".join(map(str, point)) for point in positions[0].tolist()]
-    size = len(names)
+    size = positions.shape[1]
+    names = [str(index) for index in range(size)]
+    if len(position.grid) == 2:
+        names = grid_labels(*position.grid)[:size]  # as in attention
     zeros = torch.zeros(1, size, width, device=device)
     vectors = position.embed(zeros, positions)[0].cpu()  # (N, E)
     if vectors.any():
-        return vector_views(vectors, names, f"{title}: added vectors")
+        note = "what the encoding adds to the vector of a token at each position"
+        return vector_views(vectors, names, f"{title}: added vectors", note)
     rotation = position.rotate(positions)
     if rotation is not None:
         ones = torch.ones(1, 1, size, rotation.cos.shape[-1], device=device)
-        return vector_views(rotation(ones)[0, 0].cpu(), names, f"{title}: ones, rotated")
+        note = "queries and keys are rotated, by an angle that grows with the position; here a "
+        note += "vector of ones after this rotation"
+        return vector_views(rotation(ones)[0, 0].cpu(), names, f"{title}: ones, rotated", note)
     bias = position.bias(positions, positions)
     if bias is not None:
         first = bias[0, :, size // 2].float().cpu()  # (H, N), of the query in the middle
         heads = {f"head {head}": row for head, row in enumerate(first.tolist())}
         caption = f"{title}: added to the scores of query {names[size // 2]}"
-        return [Curves(caption, [*range(size)], {**heads}, "key position", "bias")]
+        return [curves(caption, names, {**heads}, "bias", "over the positions of the keys")]
     return []
 
 
-def vector_views(vectors: Tensor, names: list[str], title: str) -> list[View]:
+def curves(
+    title: str, names: list[str], lines: dict[str, Sequence[float]], y_name: str, note: str = ""
+) -> Curves:
+    """Lines over positions; those of a grid are numbered from 1, row by row."""
+    if "," in names[0]:
+        x = [*range(1, len(names) + 1)]
+        return Curves(title, x, lines, "position, row by row from 1", y_name, note)
+    return Curves(title, [*range(len(names))], lines, "position", y_name, note)
+
+
+def vector_views(vectors: Tensor, names: list[str], title: str, note: str) -> list[View]:
     """Heat map, lines and similarity of vectors (N, E)."""
     width = vectors.shape[1]
     chosen = range(0, width, max(1, width // CHANNELS))
@@ -56,7 +74,7 @@ def vector_views(vectors: Tensor, names: list[str], title: str) -> list[View]:
     channels = [*map(str, range(width))]
     similar = cosine_similarity(vectors)
     return [
-        Matrix(title, vectors, names, channels, "position", "channel", diverging=True),
-        Matrix(f"{title}: cosine", similar, names, names, "position", "position", diverging=True),
-        Curves(f"{title}: channels", [*range(len(names))], {**lines}, "position", "value"),
+        Matrix(title, vectors, names, channels, "position", "channel", (), True, note),
+        Matrix(f"{title}: cosine", similar, names, names, "position", "position", (), True, note),
+        curves(f"{title}: channels", names, {**lines}, "value", note),
     ]

@@ -35,7 +35,8 @@ class Heads:
 class Matrix:
     """Numbers (R, C) as colours, with labels; `cells` are texts to write into them.
 
-    `diverging`: white is 0, and the sign is a colour.
+    `diverging`: white is 0, and the sign is a colour. `value_name` is what the numbers are, and
+    `limits` are the ends of the colours; None: the least and the largest number.
     """
 
     title: str
@@ -47,6 +48,8 @@ class Matrix:
     cells: Sequence[Sequence[str]] = ()
     diverging: bool = False
     note: str = ""
+    value_name: str = ""
+    limits: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)

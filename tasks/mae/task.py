@@ -96,6 +96,9 @@ class MAETask(ImageTask):
         predicted, masked = (x[:MAX_PICTURES] for x in outputs)
         pixels = self.normalised(batch["image"][:MAX_PICTURES])
         rows = three_pictures(self.net, self.metadata, pixels, predicted, masked)
+        if self.net.config.norm_pixels:
+            name = "reconstructed, with mean and\nvariance of the original"
+            rows[name] = rows.pop("reconstructed")
         titles = [f"image {number}" for number in batch["index"][:MAX_PICTURES].tolist()]
         self.collected["reconstructed"] = render_picture(lambda file: draw_grid(rows, titles, file))
 

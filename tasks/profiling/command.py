@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 from datamodules.utils.progress import progress_bar
+from modules.models.swin import SwinConfig
 from modules.position import POSITIONS
 from modules.schema import from_dict
 from tasks.checkpoints.reading import KEY, checkpoint_errors, load_config, read_checkpoint
@@ -22,7 +23,7 @@ from tasks.options import Options, merge_options
 from tasks.profiling import counting
 from tasks.profiling.files import write_profile
 from tasks.profiling.formulas import Part
-from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, check_length, resized
+from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, check_length, main_stacks, resized
 from tasks.profiling.parts import kv_cache_values
 from tasks.profiling.report import Profile, print_profile
 from tasks.profiling.timing import AXES, Point, measure
@@ -30,6 +31,7 @@ from tasks.training.throughput import matmul_peak
 
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments of AdamW, in float32
 MAX_SIZE = 2**31
+IMAGE_TASKS = ("vit", "mae", "igpt")  # whose sizes are those of their images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,7 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
             config = from_dict(network.kind(changed), changed, "--model.net.")
     lengths = sizes(options.lengths, "lengths") or default_lengths(task, config)
     vocabulary = options.vocabulary or DEFAULTS.get(task, (0, 0))[0]
+    assumed = assumed_sizes(task, config, options)
     with usage_errors(f"--lengths {max(lengths)}"):
         config = network.fill(config, vocabulary, max(lengths))
     points = all_points(network, config, lengths, options)
@@ -133,6 +136,7 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
         for point in points:
             counting.count_point(network, point)
     found.points.extend(points)
+    found.assumed = [name for name in assumed if name in found.sizes]
     found.no_times = why_not_measured(found, points, options, device)
     if not found.no_times:
         with progress_bar("measuring", len(points) * (options.repetitions + 1)) as advance:
@@ -182,23 +186,41 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
         if not isinstance(base, kind):  # a preset of another architecture
             base = kind()
         net = merge_options(asdict(base), own)
-        return file, from_dict(kind, with_data(network, net, content), "model.net.")
+        net = with_data(net, content, options.vocabulary)
+        return file, from_dict(kind, net, "model.net.")
 
 
-def with_data(network: Network, net: dict[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a network with the sizes that a config file gives for the data."""
+def assumed_sizes(task: str, config: Any, options: ProfileOptions) -> list[str]:
+    """Symbols of sizes that data decide and that neither an option nor a checkpoint gives."""
+    if options.ckpt_path is not None:
+        return []
+    names = {"K": "num_classes", "C": "channels"}
+    found = [key for key, name in names.items() if getattr(config, name, 0) is None]
+    if task not in IMAGE_TASKS:
+        found += ["V", "U"] * (options.vocabulary is None)
+        found += ["T"] * (options.lengths is None)
+    return found
+
+
+def with_data(
+    net: dict[str, Any], content: Mapping[str, Any], vocabulary: int | None
+) -> dict[str, Any]:
+    """Options of a network with the sizes that a config file gives for the data.
+
+    `vocabulary` takes the place of that of the file.
+    """
     data = content.get("data") or {}
     if data.get("source") == "digits":
         data = {"image_size": 8, "palette_size": 17} | data  # 17 greys
-    vocabulary = (data.get("tokenizer") or {}).get("vocabulary")
+    of_file = (data.get("tokenizer") or {}).get("vocabulary")
     length = data.get("max_length")
     if data.get("palette_size"):
-        vocabulary = data["palette_size"] + 1  # with the token that starts an image
+        of_file = data["palette_size"] + 1  # with the token that starts an image
     if data.get("image_size"):
         length = data["image_size"] ** 2
     for name in ("vocabulary", "source_vocabulary", "target_vocabulary"):
         if name in net and net[name] is None:
-            net[name] = vocabulary
+            net[name] = vocabulary or of_file
     if "max_length" in net and length is not None:
         net["max_length"] = max(length, net["max_length"] or 0)
     return net
@@ -283,7 +305,15 @@ def count(network: Network, name: str, config: Any, length: int, device: str) ->
         kv_values=kv_cache_values(config) if is_decoder else None,
         device=device,
         variants=own_variants(config),
+        hidden=hidden_widths(config),
     )
+
+
+def hidden_widths(config: Any) -> list[int]:
+    """Of the feed-forward parts; none of a Swin, which has others in each stage."""
+    if isinstance(config, SwinConfig):
+        return []
+    return list(dict.fromkeys(s.resolved.mlp_width for s in main_stacks(config).values()))
 
 
 def own_variants(config: Any, prefix: str = "") -> list[str]:

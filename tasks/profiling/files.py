@@ -54,6 +54,8 @@ def as_json(found: Profile) -> dict[str, Any]:
     return {
         "name": found.name,
         "sizes": found.sizes,
+        "assumed_sizes": list(found.assumed),
+        "feedforward_hidden": list(found.hidden),
         "parameters": found.parameters,
         "own_variants": list(found.variants),
         "parts": [part_as_json(found, part) for part in found.parts],

@@ -43,6 +43,8 @@ class Profile:
         points: Sizes that were asked for, the first lengths of the base.
         no_times: Why there are no times; empty: there are.
         variants: Of the user's own, such as 'stack.norm "mine"'.
+        hidden: Widths of the hidden layers of feed-forward parts.
+        assumed: Symbols of sizes that come from data in a training, and are assumed here.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Profile:
     points: list[Point] = field(default_factory=list)
     no_times: str = ""
     variants: Sequence[str] = ()
+    hidden: Sequence[int] = ()
+    assumed: Sequence[str] = ()
 
     @property
     def parameters(self) -> int:
@@ -127,7 +131,13 @@ class Profile:
 def print_profile(found: Profile) -> None:
     """Prints all tables, at most 100 columns wide."""
     symbols = ", ".join(f"{name} {value:,} ({MEANINGS[name]})" for name, value in used(found))
+    if found.hidden:
+        symbols += (
+            f"; hidden width of feed-forward {' and '.join(map('{:,}'.format, found.hidden))}"
+        )
     print(f"{found.name}: {found.parameters:,} parameters", wrapped(f"with {symbols}"), sep="\n")
+    if found.assumed:
+        print(wrapped(assumed_sentence(found)))
     if found.without_formula or not found.has_flops:
         print(wrapped(no_formula(found)))
     print_parts(found)
@@ -139,6 +149,15 @@ def print_profile(found: Profile) -> None:
         print_times(found)
     if any(part.name.endswith("scores") for part in found.parts):
         print(f"\n{crossover_sentence(found)}")
+
+
+def assumed_sentence(found: Profile) -> str:
+    """Which sizes a training may have otherwise."""
+    options = {"V": "--vocabulary", "T": "--lengths"}
+    given = [f"{options[name]} sets {name}" for name in found.assumed if name in options]
+    return "; ".join(
+        [f"Assumed, since data decide in a training: {', '.join(found.assumed)}", *given]
+    )
 
 
 def no_formula(found: Profile) -> str:
@@ -251,7 +270,12 @@ def crossover_sentence(found: Profile) -> str:
         return wrapped(f"{text}.")
     measured = measured_crossover(found.axes().get("length", []))
     if measured is not None:
-        text += f". By the times of the parts here, it is from about {measured:,.0f} tokens on"
+        lengths = [point.tokens for point in found.axes()["length"]]
+        if min(lengths) <= measured <= max(lengths):
+            text += f". By the times of the parts here, it is from about {measured:,.0f} tokens on"
+        else:
+            text += f". By times it is not within the lengths here, {min(lengths):,} to "
+            text += f"{max(lengths):,} tokens"
     return wrapped(f"{text}.")
 
 

@@ -311,15 +311,15 @@ def is_image(images: Any) -> bool:
 
 def pixels_of_array(image: Any, channels: int) -> Tensor:
     """An array (H, W) or (H, W, C), or a tensor (C, H, W), as uint8 (C, H, W)."""
+    found = type(image).__name__
+    if isinstance(image, np.ndarray | Tensor):
+        found += f" of {image.dtype} and shape {tuple(image.shape)}"
     if isinstance(image, np.ndarray):
         array = image[..., None] if image.ndim == 2 else image  # (H, W, C)
         image = torch.from_numpy(np.array(array)).permute(2, 0, 1)  # (C, H, W)
     elif isinstance(image, Tensor) and image.ndim == 2:
         image = image[None]  # (H, W) -> (1, H, W)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.dtype != torch.uint8:
-        found = type(image).__name__
-        if isinstance(image, np.ndarray | Tensor):
-            found = f"{image.dtype} of shape {tuple(image.shape)}"
         raise UsageError(
             "an image is a path, an image of Pillow, or uint8 values, an array (H, W, C) or a "
             f"tensor (C, H, W), not {found}"

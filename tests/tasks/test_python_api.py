@@ -286,6 +286,8 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
     for image in wrong:
         with pytest.raises(UsageError):
             model.predict(image)
+    with pytest.raises(UsageError, match=r"not ndarray of float64 and shape \(4, 4\)"):
+        model.predict(np.zeros((4, 4)))
     with pytest.raises(UsageError, match=r"1 channel, not 8.*\(H, W, C\).*\(C, H, W\)"):
         model.predict(np.zeros((3, 8, 8), dtype=np.uint8))
     with pytest.raises(TypeError):

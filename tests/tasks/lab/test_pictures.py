@@ -82,6 +82,7 @@ def test_bars_show_means_and_all_of_their_deviations(plan: Plan, tmp_path: Path)
     assert [label.get_text() for label in axis.get_xticklabels()] == ["pre", "post"]
     low, high = axis.get_ylim()
     assert low == 0 and high >= 4.25 + np.std([0, 0.5], ddof=1)
+    assert "standard deviation over seeds" in axis.get_title()
 
 
 def test_one_seed_has_no_error_bar(plan: Plan, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from modules.activations import patch
-from tasks.look.inspector import Component, Interventions
+from tasks.look.inspector import Component, Interventions, uniform_entropy
 from tasks.look.inspectors import INSPECTORS
 from tasks.look.views import Heads, Matrix, Table, Tokens
 from tasks.seq2seq.attend import token_labels
@@ -142,6 +143,26 @@ def test_losses_and_lens_of_a_language_model(runs: Path) -> None:
         other.log_softmax(-1), logits.log_softmax(-1), log_target=True, reduction="none"
     )
     close(effects.values[1, 1], divergence.sum(-1).mean())
+
+
+def test_uniform_entropy_counts_the_keys_that_a_query_sees() -> None:
+    causal = torch.rand(2, 3, 5, 5).tril().clamp(min=0)
+    assert uniform_entropy(causal) == pytest.approx(math.log(math.factorial(5)) / 5)
+    padded = F.pad(torch.rand(1, 1, 4, 3) + 0.1, (0, 2))
+    assert uniform_entropy(padded) == pytest.approx(math.log(3))
+    window = causal.triu(-1)
+    assert uniform_entropy(window) == pytest.approx(4 * math.log(2) / 5)
+
+
+def test_the_colours_of_entropy_end_at_uniform_attention(runs: Path) -> None:
+    model = tessera.load(runs / "lm", kind=tessera.LanguageModel)
+    text = "The interpreter is a program"
+    matrix = INSPECTORS["lm"](model).sample("", (text,), FAST).tabs["heads"][0]
+    count = len(model.token_ids(text))
+    assert isinstance(matrix, Matrix) and matrix.limits is not None
+    uniform = math.lgamma(count + 1) / count  # of a causal mask
+    assert matrix.limits == pytest.approx((0, uniform), abs=1e-5)
+    assert f"{uniform:.3f} " in matrix.note and (matrix.values <= uniform + 1e-5).all()
 
 
 def test_losses_and_distances_of_pixels(runs: Path) -> None:

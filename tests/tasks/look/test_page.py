@@ -4,14 +4,22 @@ import base64
 import io
 import re
 import warnings
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from tasks.look.figures import draw_heads, save_figures
+from tasks.look.figures import (
+    draw_heads,
+    draw_matrix,
+    draw_pictures,
+    draw_tokens,
+    save_figures,
+)
 from tasks.look.page import render
 from tasks.look.views import Curves, Heads, Matrix, Sample, Table, Tokens, View
 from tests.helpers.browser import CHROMIUM, Browser
@@ -217,10 +225,37 @@ def test_the_page_itself_is_small() -> None:
     assert not re.search(r"https?://|src=|@import|fetch\(|XMLHttpRequest", page)
 
 
+def test_tokens_do_not_cover_each_other() -> None:
+    tokens = ["=" * 50, "a"] * 8
+    figure = draw_tokens(Tokens("losses", tokens, [1.0] * 16, "nats"))
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in figure.axes[0].texts]
+    assert all(box.x1 < figure.bbox.x1 for box in boxes)
+    for one, other in combinations(boxes, 2):
+        assert not one.overlaps(other)
+
+
+def test_a_long_matrix_of_tokens_shows_all_of_them() -> None:
+    words = [f"word {number}" for number in range(45)]
+    figure = draw_matrix(Matrix("lens", torch.rand(2, 45), "01", words, "", "", cells=[words] * 2))
+    shown = [label.get_text() for axis in figure.axes[:3] for label in axis.get_xticklabels()]
+    assert shown == words
+    assert len([text for axis in figure.axes for text in axis.texts]) == 2 * 45
+
+
+def test_attention_over_a_picture_is_that_of_the_page() -> None:
+    (view,) = views(layers=1, heads=2)["picture"]
+    assert isinstance(view, Heads)
+    figure = draw_pictures(view)
+    for head in range(2):
+        _, heat = figure.axes[head].images
+        close(torch.tensor(heat.get_array()).flatten(), view.weights[0, 0, head].mean(0))
+
+
 @pytest.mark.slow
 def test_figures_for_papers(tmp_path: Path) -> None:
     found = save_figures(views(), tmp_path)
-    assert len(found) == 7
+    assert len(found) == 8 and tmp_path / "picture-image-picture.svg" in found
     for path in found:
         assert path.read_text().rstrip().endswith("</svg>")
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
