@@ -175,6 +175,7 @@ def swin_arguments(config: SwinConfig) -> dict[str, Any]:
         "patch_size": config.patch_size,
         "in_chans": config.channels,
         "num_classes": config.num_classes,
+        "global_pool": "avg",
         "embed_dim": stack.width,
         "depths": config.depths,
         "num_heads": tuple(config.stage(i).heads for i in range(len(config.depths))),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tessera
 import timm
 import torch
 from timm.models.swin_transformer import SwinTransformer
@@ -226,6 +227,18 @@ def test_an_export_to_timm_loads_there_and_here(version: int) -> None:
         load_pretrained(back, "out", METADATA)
         if not size:
             assert_equal(back, theirs)
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+def test_a_folder_that_timm_wrote(name: str) -> None:
+    sizes: Any = {"embed_dim": 12, "depths": (1, 2, 1, 1), "num_heads": (1, 2, 4, 8)}
+    theirs = randomise(timm.create_model(name, **sizes, num_classes=5))
+    arguments = {**sizes, "global_pool": "avg"}  # as in their own models' files
+    timm.models.save_for_hf(theirs, "theirs", model_args=arguments, safe_serialization=True)
+    model = tessera.load("theirs")
+    images = torch.randn(2, 3, model.net.config.image_size, model.net.config.image_size)
+    with torch.no_grad():
+        torch.testing.assert_close(model.net(images), theirs(images), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
