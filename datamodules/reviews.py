@@ -1,6 +1,7 @@
 """Labelled texts for classification: read, tokenised once, and batched by length."""
 
 import sys
+from dataclasses import replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -178,7 +179,8 @@ class ReviewData(TextData):
 
     def _table_to_predict(self, kind: type[TextSource], path: Path) -> TextSamples:
         """The texts of a table, which needs no labels."""
-        source = kind(str(path), self.options, self.skip_bad)
+        options = replace(self.options, label_column=None)
+        source = kind(str(path), options, self.skip_bad)
         source.labelled = False
         source.path_option = "--input"
         source.skipped = self.source.skipped

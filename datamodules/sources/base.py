@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import MISSING, path_fault, printable
+from datamodules.utils.files import MISSING, is_ignored_folder, path_fault, printable
 from datamodules.utils.splits import split_of
 
 # `datasets` and the hub put these beside the data.
@@ -263,7 +263,7 @@ def files_at(path: Path) -> Iterator[Path]:
         yield Path(path.name)
     for root, folders, names in os.walk(path, followlinks=True):
         folder = Path(root).relative_to(path)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not is_ignored_folder(name))
         if len(folder.parts) > 1:  # links are followed where splits and classes may lie
             folders[:] = [name for name in folders if not Path(root, name).is_symlink()]
         visible = sorted(n for n in names if not n.startswith(".") and n not in METADATA)

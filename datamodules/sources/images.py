@@ -19,6 +19,7 @@ from datamodules.sources.readers.tables import (
     described_columns,
 )
 from datamodules.utils.errors import DataError
+from datamodules.utils.files import printable
 from datamodules.utils.splits import stratified_split
 from datamodules.vision.records import (
     IMAGE_ENDINGS,
@@ -141,12 +142,12 @@ class ImageTables(LabelledTables[Records]):
         """The image of each row, without labels. Raises `DataError` if a row names none."""
         table = self.table(split)
         name = self.sample_column(table.columns.schema)
-        folder = self.table_files[split][0].parent
+        file = self.table_files[split][0]
         cells = table.columns.column(name).to_pylist()
         if None in cells:
             row = table.name(cells.index(None))
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
-        return unlabelled([folder / cell for cell in cells], names=cells)
+        return unlabelled([file.parent / cell for cell in cells], printable(file), cells)
 
     def sample_column(self, schema: pa.Schema) -> str:
         names = self._image_columns

@@ -114,7 +114,7 @@ def regular_files(
         faults.append((printable(error.filename), f"cannot be read ({error.strerror})"))
 
     for root, folders, names in os.walk(folder, onerror=add_unreadable, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if not is_ignored_folder(name)]
         links = [name for name in folders if Path(root, name).is_symlink()]
         refused = [name for name in links if Path(root) != folder or not split_of(Path(name))]
         folders[:] = [name for name in folders if name not in refused]
@@ -132,6 +132,11 @@ def regular_files(
     for name, fault in sorted(faults):
         reject(name, fault)
     return sorted(files)
+
+
+def is_ignored_folder(name: str) -> bool:
+    """Whether a folder is hidden, or that of macOS in archives."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def name_fault(path: str | os.PathLike) -> str | None:

@@ -1,6 +1,7 @@
 """From an encoded image file to a uint8 tensor of the wanted size."""
 
 import io
+import re
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,14 @@ IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
 
+class TooManyPixels(ValueError):
+    """An image is so large that Pillow refuses it."""
+
+
 def decode(data: bytes, channels: int) -> Tensor:
     """Pixels of one encoded image, upright, as uint8 (C, H, W) in [0, 255].
+
+    Raises `TooManyPixels`; other errors are those of the decoders.
 
     Args:
         data: Content of a file: jpg, png, bmp, gif (first frame), webp, tiff.
@@ -28,8 +35,12 @@ def decode(data: bytes, channels: int) -> Tensor:
         return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data[:4096])
     from PIL import Image
 
-    with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
-        return pixels_of(file, channels)
+    try:
+        with Image.open(io.BytesIO(data), formats=IMAGE_FORMATS) as file:
+            return pixels_of(file, channels)
+    except Image.DecompressionBombError as error:
+        pixels, limit = (f"{int(number):,}" for number in re.findall(r"\d+", str(error)))
+        raise TooManyPixels(f"has {pixels} pixels, more than {limit}: shrink it") from error
 
 
 def pixels_of(image: Any, channels: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import printable, read_bytes
-from datamodules.vision.decoding import count_channels, decode, resize_and_crop
+from datamodules.vision.decoding import TooManyPixels, count_channels, decode, resize_and_crop
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -62,9 +62,16 @@ class Records:
             if resize:
                 image = resize_and_crop(image, size)
         except Exception as error:  # each decoder has its own kinds
+            fault = f"is not a readable image ({_reason(error)}): remove it"
+            if isinstance(error, TooManyPixels):
+                fault = f"{error}, remove it"
+            elif isinstance(error, FileNotFoundError) and self.where:
+                fault = (
+                    f"does not exist, but {self.where} names it, whose paths are relative to its "
+                    "folder: correct the name, remove the row"
+                )
             raise DataError(
-                f"{self.name(i)} is not a readable image ({_reason(error)}): remove it, or leave "
-                "such files out with --data.skip_bad true."
+                f"{self.name(i)} {fault}, or leave such files out with --data.skip_bad true."
             ) from error
         h, w = image.shape[-2:]
         if (h, w) != (size, size):
@@ -115,10 +122,10 @@ class Records:
         return max(counts, default=3)
 
 
-def unlabelled(paths: Sequence[Path], names: Sequence[str] = ()) -> Records:
-    """Records of image files, without classes: label 0 for each."""
+def unlabelled(paths: Sequence[Path], where: str = "", names: Sequence[str] = ()) -> Records:
+    """Records of image files, without classes: label 0 for each; the others as in `Records`."""
     index = torch.arange(len(paths))
-    return Records(paths, torch.zeros_like(index), index, names=names)
+    return Records(paths, torch.zeros_like(index), index, where, names)
 
 
 class NumberedRecords(Records):

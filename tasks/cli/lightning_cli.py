@@ -37,7 +37,7 @@ from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
 from tasks.tracking.progress import progress_callbacks
 from tasks.tracking.record import EvaluatedData, RunRecord, save_evaluation
 from tasks.tracking.report import (
-    limited_evaluation,
+    evaluation_notes,
     print_results,
     print_skipped,
     print_texts,
@@ -350,7 +350,7 @@ class TaskCLI(LightningCLI):
             return
         metrics = {**metrics, **self.model.notes(), **skipped_samples(self.datamodule)}
         if self.trainer.state.fn == TrainerFn.TESTING:
-            metrics |= limited_evaluation(self.trainer, self.datamodule, "test")
+            metrics |= evaluation_notes(self.trainer, self.datamodule, "test")
         folder = None
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             folder = self.folder
@@ -373,7 +373,7 @@ class TaskCLI(LightningCLI):
             metrics = run(self.model, datamodule=self.datamodule, verbose=False)
             if self.trainer.is_global_zero:
                 notes = {**self.model.notes(), **skipped_samples(self.datamodule)}
-                notes |= limited_evaluation(self.trainer, self.datamodule, split)
+                notes |= evaluation_notes(self.trainer, self.datamodule, split)
                 found = {**(metrics[0] if metrics else {}), **notes}
                 if self.config.output:
                     folder = Path(self.config.output)

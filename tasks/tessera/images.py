@@ -13,7 +13,7 @@ from torch import Tensor
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.random_numbers import rand_of_seeds
 from datamodules.vision.augment import normalise
-from datamodules.vision.decoding import decode, pixels_of, resize_and_crop
+from datamodules.vision.decoding import TooManyPixels, decode, pixels_of, resize_and_crop
 from datamodules.vision.views import VIEWS, ViewsName, average_over_views
 from modules.models.images import ImageNet
 from modules.models.mae import MaskedAutoencoder
@@ -299,6 +299,8 @@ def decode_image(content: bytes, channels: int, name: str) -> Tensor:
     """Pixels of an encoded image, uint8 (C, H, W); `DataError` with its name if it is none."""
     try:
         return decode(content, channels)
+    except TooManyPixels as error:
+        raise DataError(f"{name} {error}") from error
     except (OSError, RuntimeError, ValueError, SyntaxError) as error:
         raise DataError(f"{name} is not an image that can be read ({error})") from error
 

@@ -66,11 +66,20 @@ def evaluated_samples(trainer: Any, datamodule: Any, split: str) -> tuple[int, i
     return min(total, batches * datamodule.eval_batch_size * trainer.world_size), total
 
 
-def limited_evaluation(trainer: Any, datamodule: Any, split: str) -> dict[str, str]:
-    """A note if an evaluation has seen a part of its split only."""
+def evaluation_notes(trainer: Any, datamodule: Any, split: str) -> dict[str, str]:
+    """Which split a test has used, and whether an evaluation has seen a part of its split only.
+
+    "test_split" is "val" if the data have no test split; "all" if all samples were tested.
+    """
+    notes = {}
+    if split == "test":
+        source = datamodule.source
+        whole = source.is_evaluated_whole(split)
+        notes["test_split"] = "all" if whole else "test" if source.has("test") else "val"
     seen, total = evaluated_samples(trainer, datamodule, split)
-    noun = datamodule.noun
-    return {"evaluated": f"{seen:,} of {total:,} {noun}"} if seen < total else {}
+    if seen < total:
+        notes["evaluated"] = f"{seen:,} of {total:,} {datamodule.noun}"
+    return notes
 
 
 def print_results(

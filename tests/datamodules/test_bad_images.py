@@ -145,6 +145,21 @@ def test_bad_files_are_named_or_skipped_and_counted(
     assert images == 19 and str(bad) in skipped
 
 
+@pytest.mark.parametrize("stage", ["fit", "predict"])
+def test_missing_files_that_a_table_names(stage: str, small_images: Path) -> None:
+    table = small_images / "table.csv"
+    names = [f"train/{name}/{i}.jpg,{name}" for name in ("bee", "ant") for i in range(10)]
+    names.append("train/ant/10.jpg,ant")
+    table.write_text("\n".join(["file,label", *names]))
+    data = ImageData(path=str(table))
+    data.predict_path = str(table)
+    if stage == "predict":
+        data.set_metadata(METADATA)
+    missing = str(small_images / "train/ant/10.jpg")
+    with refused(DataError, f"{missing} does not exist", f"{table} names it", "skip_bad"):
+        data.setup(stage)
+
+
 class Counting(pl.LightningModule):
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> int:
         return len(batch["image"])

@@ -311,6 +311,9 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
             tessera.load(graph)
     with pytest.raises(tessera.DataError, match="missing.png cannot be read"):
         model.predict("missing.png")
+    Image.new("1", (14_000, 14_000)).save(tmp_path / "huge.png")
+    with pytest.raises(tessera.DataError, match="huge.png has 196,000,000 pixels.*shrink it"):
+        model.predict([tmp_path / "huge.png"])
     threads = torch.get_num_threads()
     with pytest.raises(UsageError):
         tessera.load(tmp_path / "missing", threads=threads + 1)

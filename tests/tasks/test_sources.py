@@ -67,6 +67,9 @@ def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console
     first = out.splitlines()[0]
     assert "36 training, 4 validation and 12 test texts, 2 classes (1, 2)" in first
     assert first.endswith("; text column body, label column stars")
+    write(Path("new.csv"), [{"id": "1", "body": "film 2"}])  # texts to predict have no labels
+    out, _ = console.printed("predict --ckpt_path r --input new.csv --output new.jsonl", "bert")
+    assert out == "predictions for 1 text are in new.jsonl\n"
     for names, shown in (("[8,9]", "2 classes (8, 9);"), (f"[{'a' * 50},b]", "2 classes;")):
         shutil.rmtree("r")
         given = f"--data.dataset.label_column stars --data.dataset.class_names {names}"

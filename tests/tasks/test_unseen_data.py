@@ -1,6 +1,7 @@
 """`test` and `validate` on data that the model was not trained on evaluate all samples of them."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,11 @@ def write_samples(path: Path, count: int, task: str) -> None:
         write(path, rows)
 
 
+def which_split(path: str) -> str:
+    split: str = json.loads(Path(path).read_text())["test_split"]
+    return split
+
+
 def evaluated(console: Console, line: str, task: str, command: str = "test") -> tuple[str, int]:
     """The first line that a command prints, and how many samples it evaluates."""
     out, _ = console.printed(f"{command} --ckpt_path r --output out {line}", task)
@@ -54,6 +60,7 @@ def test_other_data_are_evaluated_whole(
     for command in ("test", "validate"):
         first, count = evaluated(console, f"--data.path {new}", task, command)
         assert first.startswith(f"data    {new}: all 18 {NOUNS[task]} to {command}") and count == 18
+    assert [which_split("r/summary.json"), which_split("out/test.json")] == ["val", "all"]
     _, err = console.printed(f"test --ckpt_path r --data.path {new}", task)
     assert "no test split" not in err
     for path in ("", f"--data.path {old}", f"--data.path {Path(old).resolve()}"):

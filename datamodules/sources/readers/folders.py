@@ -14,7 +14,13 @@ from datamodules.sources.base import shortened
 from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.formats import Reject
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import name_fault, path_fault, printable, regular_files
+from datamodules.utils.files import (
+    is_ignored_folder,
+    name_fault,
+    path_fault,
+    printable,
+    regular_files,
+)
 from datamodules.utils.splits import SPLITS, split_of
 
 SPLIT_FOLDERS = frozenset(chain.from_iterable(SPLITS.values()))
@@ -83,7 +89,7 @@ class ClassFolders(LabelledSource[S]):
 
     def _class_folders(self, folder: Path) -> list[str]:
         try:
-            names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+            names = sorted(name for name in os.listdir(folder) if not is_ignored_folder(name))
         except OSError as error:
             advice = "allow it, or remove the folder"
             raise DataError(f"{folder} cannot be read ({error.strerror}): {advice}.") from error

@@ -60,6 +60,9 @@ def test_classes_without_train_are_the_training_split(kind: str) -> None:
     save(Path("nested/train"), kind)
     save(Path("flat"), kind)
     Path("flat/README.md").write_text("about it")
+    for name in (".ipynb_checkpoints", "__MACOSX", "ant/__MACOSX"):
+        Path("flat", name).mkdir()
+    Path("flat/ant/__MACOSX/a.txt").write_text("no text")
     for split, size in (("train", 18), ("val", 2), ("test", 2)):
         assert found(kind, "flat", split) == found(kind, "nested", split)
         assert len(found(kind, "flat", split)) == size

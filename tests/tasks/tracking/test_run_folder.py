@@ -97,6 +97,7 @@ def test_summary(finished: Path) -> None:
     scores = logged(finished, "val/acc")
     assert found["best val/acc"] == pytest.approx(max(scores), rel=1e-5)
     assert found["best epoch"] == len(scores) - scores[::-1].index(max(scores))
+    assert found["test_split"] == "test"
     seen = found[
         "test_samples"
     ]  # jsonargparse may take 1 batch for 1.0 in a process with other runs
