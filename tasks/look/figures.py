@@ -22,7 +22,7 @@ LABELS_PER_INCH = 10
 LABEL_LENGTH = 12
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
-MONOSPACE_WIDTH = 0.602  # of a letter, over the size of the font
+MONOSPACE_WIDTH = 0.66  # of a letter in whole pixels, over the size of the font
 MAX_TABLE_ROWS = 40
 TILE = 64  # pixels of a small heat map, at least
 
