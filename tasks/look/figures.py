@@ -19,7 +19,7 @@ from tasks.look.views import Curves, Heads, Matrix, Table, Tokens, View
 from tasks.tracking.report import plain
 
 LABELS_PER_INCH = 10
-LABEL_LENGTH = 12
+LABEL_LENGTH = 10  # of a cell or beside it
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
 MONOSPACE_WIDTH = 0.66  # of a letter in whole pixels, over the size of the font
