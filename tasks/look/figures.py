@@ -19,10 +19,10 @@ from tasks.look.views import Curves, Heads, Matrix, Table, Tokens, View
 from tasks.tracking.report import plain
 
 LABELS_PER_INCH = 10
-LABEL_LENGTH = 12
+LABEL_LENGTH = 10  # of a cell or beside it
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
-MONOSPACE_WIDTH = 0.602  # of a letter, over the size of the font
+MONOSPACE_WIDTH = 0.66  # of a letter in whole pixels, over the size of the font
 MAX_TABLE_ROWS = 40
 TILE = 64  # pixels of a small heat map, at least
 

@@ -230,11 +230,11 @@ def test_image_gpt_without_options_is_for_the_pixels_of_the_digits() -> None:
 
 def test_sizes_that_data_decide_are_said(console: Console) -> None:
     line = "profile --max_minutes 1e-9"
-    out, _ = console.printed(line, "bert")
-    assert "hidden width of feed-forward 172" in out
+    out = " ".join(console.printed(line, "bert")[0].split())
+    assert "hidden width of feed-forward 176" in out
     assert "Assumed, since data decide in a training: K, V, T" in out
-    out, _ = console.printed(f"{line} --vocabulary 500 --lengths 64", "bert")
-    assert "V 500 (vocabulary)" in out and "decide in a training: K" in " ".join(out.split())
+    out = " ".join(console.printed(f"{line} --vocabulary 500 --lengths 64", "bert")[0].split())
+    assert "V 500 (vocabulary)" in out and "decide in a training: K parameters" in out
 
 
 def test_a_crossover_outside_of_the_lengths_is_not_a_number() -> None:
