@@ -121,7 +121,7 @@ def test_predictions_of_images_in_a_table(name: str, best: Path, console: Consol
     console.printed(f"{line} {name} --data.dataset.image_column photo")
     Path("d/images/1.png").unlink()
     bad = f"{line} {name} --data.dataset.image_column photo"
-    console.refused(bad, "d/images/1.png", "No such file", code=1)
+    console.refused(bad, "d/images/1.png", "does not exist", name, code=1)
     assert "1 bad file skipped" in console.printed(f"{bad} --data.skip_bad true")[0]
     console.refused(f"{line} nowhere.csv", "nowhere.csv", "CSV")
 
