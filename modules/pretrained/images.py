@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from modules.config import require
 from modules.models.images import ImageConfig
 from modules.models.swin import SwinConfig
 from modules.pretrained import swin, timm, vit
@@ -66,7 +67,7 @@ CONVERSIONS: dict[str, Conversion] = {
         with_pretrained_windows,
     ),
 }
-TIMM_CLASSES = dict.fromkeys(swin.VERSIONS, "swin")  # others are read as a ViT, which says why not
+TIMM_CLASSES = dict.fromkeys(timm.CLASSES, "vit") | dict.fromkeys(swin.VERSIONS, "swin")
 
 
 def conversion(config: ImageConfig) -> Conversion:
@@ -75,5 +76,7 @@ def conversion(config: ImageConfig) -> Conversion:
 
 
 def timm_conversion(model: nn.Module) -> Conversion:
-    """How weights of a model of timm are converted."""
-    return CONVERSIONS[TIMM_CLASSES.get(type(model).__name__, "vit")]
+    """How weights of a model of timm are converted; `ValueError` if no network here is like it."""
+    name = type(model).__name__
+    require(name in TIMM_CLASSES, f"Tessera has no network like timm's {name}.")
+    return CONVERSIONS[TIMM_CLASSES[name]]

@@ -12,7 +12,7 @@ from datamodules.utils.files import read_object
 from modules.config import StackConfig, require
 from modules.models.images import ImageConfig
 from modules.models.vit import ViTConfig
-from modules.pretrained.images import conversion, timm_conversion
+from modules.pretrained.images import Conversion, conversion, timm_conversion
 from modules.pretrained.weights import build_on_meta
 from modules.schema import check_value
 from tasks.checkpoints.pretrained import distinct, downloading
@@ -20,6 +20,7 @@ from tasks.checkpoints.weights import State, read_weights
 from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat
 from tasks.problems import external_targets
+from tasks.training.distillation import TEACHER
 from tasks.vit.pretrained_base import Pretrained
 
 
@@ -31,7 +32,7 @@ class TimmModel(Pretrained):
         with torch.device("meta"):
             model = timm_model(source)
         with self.errors():
-            self.base = timm_conversion(model).from_model(model)
+            self.base = our_conversion(model).from_model(model)
         self.layout = layout_of(model)
         self.class_names, self.titles = imagenet_classes(model.num_classes)
         cfg = model.pretrained_cfg
@@ -111,7 +112,7 @@ class TimmFiles(Pretrained):
         if not timm.is_model(name) or differ:
             return
         with self.errors():
-            plain = timm_conversion(build_on_meta(lambda: timm_model(name)))
+            plain = our_conversion(build_on_meta(lambda: timm_model(name)))
             if not arguments.keys() <= set(plain.known_arguments):
                 return
             StackConfig(depth=check_value(int, arguments.get("depth", 1), "depth"))
@@ -137,6 +138,17 @@ class TimmFiles(Pretrained):
 
     def convert(self, state: State, config: ImageConfig) -> State:
         return conversion(config).family.weights_from_external(state, config, **self.layout)
+
+
+def our_conversion(model: Any) -> Conversion:
+    """As `timm_conversion`; its error says what the model can be used for."""
+    try:
+        return timm_conversion(model)
+    except ValueError as error:
+        raise ValueError(
+            f"{str(error).rstrip('.')}; it can only be a teacher: {TEACHER} timm/<model>, or a "
+            "folder with its config.json"
+        ) from error
 
 
 def layout_of(model: Any) -> dict[str, Any]:

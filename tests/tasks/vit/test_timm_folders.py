@@ -75,6 +75,8 @@ def test_training_from_a_folder(theirs: Any, console: Console) -> None:
 
 @pytest.mark.parametrize("edit, named", [
     (lambda settings: settings.update(architecture="vit_of_tomorrow"), "which model"),
+    (lambda settings: settings.update(architecture="resnet26"), "ResNet; .*--model.teacher.path"),
+    (lambda settings: settings.update(architecture="convnext_atto"), "ConvNeXt; .*teacher"),
     (lambda settings: settings["model_args"].update(norm_layer="rmsnorm"), "which model"),
     (lambda settings: settings["model_args"].update(depth=10**9), "depth"),
     (lambda settings: settings["model_args"].update(num_heads="three"), "theirs"),
