@@ -181,9 +181,14 @@ def net_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     }
 
 
-def load_config(kind: type[Config], options: Mapping[str, Any]) -> Config:
-    """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
-    with checkpoint_errors("the checkpoint"):
+def load_config(
+    kind: type[Config], options: Mapping[str, Any], what: str = "the checkpoint"
+) -> Config:
+    """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong.
+
+    `what` is the checkpoint in its message.
+    """
+    with checkpoint_errors(what):
         return from_dict(kind, options, f"{KEY}.net.")
 
 

@@ -74,7 +74,10 @@ class Compared:
 
 
 def compare(options: CompareOptions, models: list[str], data: Options) -> None:
-    """Print a table of parameters, FLOP, images/s and accuracy: compare MODEL MODEL ..."""
+    """Print parameters, FLOP, images/s and accuracy of several models: compare MODEL MODEL ...
+    A MODEL is a run folder, a checkpoint, `timm/<model>`, `hf/<model>`, or a folder or a
+    .safetensors file of such weights.
+    """
     for name in ("batch_size", "repetitions"):
         if getattr(options, name) < 1:
             raise UsageError(f"--{name} {getattr(options, name)} must be at least 1")

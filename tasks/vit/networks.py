@@ -10,12 +10,12 @@ from tasks.checkpoints.reading import (
 )
 
 
-def load_image_config(checkpoint: Checkpoint) -> ImageConfig:
-    """Returns the config of a checkpoint's network; raises `RunError` if an entry is wrong."""
+def load_image_config(checkpoint: Checkpoint, what: str) -> ImageConfig:
+    """As `load_config`, of a network of images."""
     options = checkpoint[KEY]["net"]
-    with checkpoint_errors("the checkpoint"):
+    with checkpoint_errors(what):
         kind = config_class(options)
-    config: ImageConfig = load_config(kind, options)
+    config: ImageConfig = load_config(kind, options, what)
     return config
 
 

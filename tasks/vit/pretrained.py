@@ -140,10 +140,11 @@ class RunCheckpoint(OwnWeights):
     def __init__(self, source: str, option: str) -> None:
         super().__init__(source, option)
         self.checkpoint = read_task_checkpoint(best_checkpoint(source), self.tasks, option)
+        what = f"checkpoint '{source}'"
         if self.checkpoint[KEY]["task"] == "mae":
-            self.saved = load_config(MAEConfig, self.checkpoint[KEY]["net"])
+            self.saved = load_config(MAEConfig, self.checkpoint[KEY]["net"], what)
         else:
-            self.saved = load_image_config(self.checkpoint)
+            self.saved = load_image_config(self.checkpoint, what)
         metadata = self.checkpoint[KEY]["metadata"]
         self.class_names = metadata["class_names"]
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}

@@ -83,3 +83,15 @@ BAD = {
 def test_bad_input_is_one_sentence(line: str, best: Path, console: Console) -> None:
     Path("file").write_text("")
     console.refused(f"compare {line.replace('BEST', str(best))}", BAD[line])
+
+
+def test_a_run_whose_block_is_unknown_is_named(best: Path, console: Console) -> None:
+    content = torch.load(best)
+    content["tessera"]["net"]["stack"]["norm"] = "mine"
+    torch.save(content, "own.ckpt")
+    console.refused(f"compare {best} own.ckpt", "own.ckpt", "mine", "TESSERA_TRUST", code=1)
+
+
+def test_help_says_what_a_model_is(console: Console) -> None:
+    out, _ = console.printed("compare --help")
+    assert "run folder" in out and "timm/<model>" in " ".join(out.split())
