@@ -14,6 +14,7 @@ from datamodules.utils.progress import progress_bar
 from modules.models.swin import SwinConfig
 from modules.position import POSITIONS
 from modules.schema import from_dict
+from modules.windows import RELATIVE_BIASES
 from tasks.checkpoints.reading import KEY, checkpoint_errors, load_config, read_checkpoint
 from tasks.cli.config_files import read_config
 from tasks.cli.help_screens import choices_of
@@ -31,6 +32,8 @@ from tasks.training.throughput import matmul_peak
 
 BYTES_PER_PARAMETER = 16  # weight, gradient and two moments of AdamW, in float32
 MAX_SIZE = 2**31
+# Families of variants whose names the types of their options do not list.
+UNLISTED: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "relative_bias": RELATIVE_BIASES}
 IMAGE_TASKS = ("vit", "mae", "igpt")  # whose sizes are those of their images
 
 
@@ -317,16 +320,23 @@ def hidden_widths(config: Any) -> list[int]:
 
 
 def own_variants(config: Any, prefix: str = "") -> list[str]:
-    """Variants in a config that the library does not have, such as 'stack.norm "mine"'."""
+    """Variants in a config that the library does not have, such as 'stack.norm "mine"'.
+
+    Initial weights are not among them, since they change neither parameters nor FLOP.
+    """
     found = []
     for name, annotation in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):
             found += own_variants(value, f"{prefix}{name}.")
-        elif name == "position":
-            is_own = not POSITIONS[value].__module__.startswith("modules.")
+        elif name in UNLISTED:
+            is_own = not UNLISTED[name][value].__module__.startswith("modules.")
             found += [f'{prefix}{name} "{value}"'] * is_own
-        elif str in get_args(annotation) and value not in (choices_of(annotation) or [value]):
+        elif (
+            name != "init"
+            and str in get_args(annotation)
+            and value not in (choices_of(annotation) or [value])
+        ):
             found.append(f'{prefix}{name} "{value}"')
     return found
 

@@ -164,7 +164,8 @@ def no_formula(found: Profile) -> str:
     """What has no formula, and because of which variants."""
     parts = [f"the parameters of {', '.join(found.without_formula)}"] * bool(found.without_formula)
     parts += ["the FLOP"] * (not found.has_flops)
-    because = f", because of {', '.join(found.variants)}" * bool(found.variants)
+    several = "one or more of " * (len(found.variants) > 1)
+    because = f", because of {several}{', '.join(found.variants)}" * bool(found.variants)
     return f"No formula is known for {' and '.join(parts)}{because}: they are counted only."
 
 

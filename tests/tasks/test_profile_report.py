@@ -1,8 +1,18 @@
 """The sentences of `profile`."""
 
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from modules.init import INITS
+from modules.models.swin import SWIN_PRESETS
+from modules.norm import NORMS
+from modules.windows import RELATIVE_BIASES, TableBias
+from tasks.profiling.command import own_variants
 from tasks.profiling.report import Profile, crossover_sentence
 from tasks.profiling.timing import Point
-from tests.helpers.command import Console
+from tests.helpers.command import Console, Patch
 
 
 def test_sizes_that_data_decide_are_said(console: Console) -> None:
@@ -24,3 +34,29 @@ def test_a_crossover_outside_of_the_lengths_is_not_a_number() -> None:
 
     assert "about 8 tokens" in " ".join(sentence(2.0).split())
     assert "not within the lengths here, 4 to 16 tokens" in " ".join(sentence(0.1).split())
+
+
+class Offset(nn.LayerNorm):
+    """A layer norm with a parameter more."""
+
+    def __init__(self, width: int, **options: Any) -> None:
+        super().__init__(width, **options)
+        self.offset = nn.Parameter(self.weight.detach().clone())
+
+
+class OwnTable(TableBias):
+    """Of a module that is not the library's."""
+
+
+def test_own_variants_that_cannot_be_the_reason_are_not_named(
+    console: Console, monkeypatch: Patch
+) -> None:
+    monkeypatch.setitem(NORMS, "offset", Offset)
+    monkeypatch.setitem(INITS, "own_init", INITS["xavier"])
+    options = "--model.net.stack.norm offset --model.net.stack.init own_init"
+    line = f"profile --preset tiny --lengths 8 --vocabulary 20 --max_minutes 1e-9 {options}"
+    out = " ".join(console.printed(line, "lm")[0].split())
+    assert 'the parameters of norms, because of stack.norm "offset": they' in out
+    monkeypatch.setitem(RELATIVE_BIASES, "own_table", OwnTable)
+    config = replace(SWIN_PRESETS["swin_tiny"], relative_bias="own_table")
+    assert own_variants(config) == ['relative_bias "own_table"']
