@@ -50,7 +50,7 @@ from tasks.tracking.run_folder import (
     make_folder,
     remove_unless_started,
 )
-from tasks.training import trainer_options
+from tasks.training import distillation, trainer_options
 from tasks.training.interruption import Interruption
 
 REPLACED = {"fit": "configs, presets and pretrained weights"}
@@ -295,6 +295,7 @@ class TaskCLI(LightningCLI):
 
     def fit(self) -> None:
         """Train, test the best checkpoint, and print results and paths."""
+        distillation.check_path(self.config.get("model.teacher.path"))  # before data are read
         os.environ["TESSERA_RUN_DIR"] = str(self.folder)  # for processes that Lightning launches
         self.restore()
         with launch.fail_together(self.trainer):

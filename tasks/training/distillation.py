@@ -166,10 +166,10 @@ def match_rows(
     raise UsageError(f"{message}: give a teacher that was trained on the same classes")
 
 
-def check_path(source: str) -> None:
+def check_path(source: str | None) -> None:
     """Refuses the path of a teacher that does not exist; names of models in libraries pass."""
-    is_name = source.startswith(("hf/", "timm/", "torchvision/"))
-    if not is_name and not Path(source).exists():
+    is_name = source is None or source.startswith(("hf/", "timm/", "torchvision/"))
+    if not is_name and not Path(str(source)).exists():
         raise UsageError(
             f"{TEACHER} {source}: there is no such file or folder; if the teacher was moved, give "
             "its new path"

@@ -30,7 +30,7 @@ from tests.helpers.command import Console, Patch, run
 from tests.helpers.forked import Server
 from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, same, summary
-from tests.helpers.tiny import FEW_STEPS, NET, Malicious
+from tests.helpers.tiny import FEW_STEPS, NET, Malicious, write_images
 from tests.helpers.tiny_models import close
 from tests.parity.vit import randomise
 
@@ -273,6 +273,11 @@ def test_teachers_that_do_not_fit(teacher: Path, console: Console) -> None:
     line = f"{FIT} --run_dir r"
     console.refused(f"{line} --model.teacher.kind hard", "--model.teacher.path")
     console.refused(f"{line} --model.teacher.path nowhere", "--model.teacher.path nowhere")
+    write_images(Path("images"), ("cat", "dog"), side=8)
+    for file in Path("images").rglob("*.png"):
+        file.write_bytes(b"no image")  # which is not read before the teacher is missed
+    other = f"fit {NET} {FEW_STEPS} --data.path images --run_dir r --model.teacher.path nowhere"
+    console.refused(other, "--model.teacher.path nowhere")
     with pytest.raises(UsageError, match="resnet50"):
         load_teacher("torchvision/resnet5", GREY)
     with pytest.raises(DataError, match="timm/resnet18"):
