@@ -24,6 +24,7 @@ from tasks.lab.tables import format_number, markdown
 from tasks.tracking.report import write_png
 
 MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all
+OTHER_THREADS = "Runs had {} threads, so their seconds and minutes are not comparable."
 ONE_SEED = "One seed has no deviation and decides nothing: give several, as in `--seeds 0,1,2`."
 
 
@@ -87,6 +88,9 @@ def table_of_means(
     text = markdown([*names, *measured], rows)
     if all(len(by_seed) <= 1 for by_seed in points.values()):
         text += f"\n{ONE_SEED}\n"
+    threads = sorted({count for one in results if (count := one.threads) is not None})
+    if len(threads) > 1:
+        text += f"\n{OTHER_THREADS.format(' or '.join(map(str, threads)))}\n"
     return text
 
 

@@ -44,6 +44,12 @@ class Result:
         return self.steps * self.run.step_tokens
 
     @property
+    def threads(self) -> int | None:
+        """Of its process on the CPU; None before the end of the training."""
+        count: int | None = self.summary.get("processor", {}).get("threads")
+        return count
+
+    @property
     def flops(self) -> float:
         """Of all steps."""
         return self.steps * self.run.step_flops
@@ -102,7 +108,7 @@ def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
             "parameters": one.summary.get("parameters", run.parameters),
             "flops": round(one.flops),
             "seconds": one.summary.get("seconds"),
-            "threads": one.summary.get("processor", {}).get("threads"),
+            "threads": one.threads,
             "error": one.error,
             "command": run.command,
             "tests": "; ".join(run.test_commands),

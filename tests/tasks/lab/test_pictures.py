@@ -1,5 +1,6 @@
 """The values that are drawn in the pictures of a laboratory."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 
 from tasks.lab.pictures import draw
 from tasks.lab.plan import Plan, Run
+from tasks.lab.report import table_of_means
 from tasks.lab.results import metric_by_point, read_results
 from tasks.tracking.csv_files import write_csv
 
@@ -112,3 +114,16 @@ def test_nothing_is_drawn_before_the_first_run(plan: Plan, tmp_path: Path) -> No
         results = read_results(tmp_path / "other", plan)
         options = {"kind": kind}
         assert draw(tmp_path / "other", plan, results, metric_by_point(results), options) is None
+
+
+def test_runs_of_other_threads_are_said_not_to_be_comparable(plan: Plan, tmp_path: Path) -> None:
+    points = metric_by_point(read_results(tmp_path, plan))
+    file = tmp_path / "runs" / plan.runs[0].name / "summary.json"
+    for threads, is_said in ((2, False), (1, True)):
+        content = {"steps": 20, "seconds": 120, "parameters": 1, "processor": {"threads": threads}}
+        file.write_text(json.dumps(content))
+        last = {**content, "processor": {"threads": 2}}
+        for run in plan.runs[1:]:
+            (tmp_path / "runs" / run.name / "summary.json").write_text(json.dumps(last))
+        table = table_of_means(plan, read_results(tmp_path, plan), points)
+        assert ("1 or 2 threads" in table) == is_said
