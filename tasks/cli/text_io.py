@@ -80,8 +80,10 @@ def read_input_lines(name: str, option: str, what: str) -> list[str]:
             f"{option} {name} cannot be read ({error.strerror}): give a file of {what}"
         ) from error
     except UnicodeDecodeError as error:
+        from datamodules.sources.readers.formats import not_utf8  # imports pyarrow
+
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{option} {name} is not UTF-8 in line {line}: convert it") from error
+        raise UsageError(f"{option} {name}, line {line}: {not_utf8(name)}") from error
 
 
 def single_line(text: str) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cli.text_io import printing_to
+from tasks.cli.text_io import printing_to, read_input_lines
+from tasks.errors import UsageError
 from tests.helpers.command import Console, environment, run
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import SHORT, picture
@@ -128,3 +129,9 @@ def test_a_run_folder_that_is_not_utf8() -> None:
     assert shell(f"fit {SHORT} --run_dir {name}", "vit").returncode == 0
     done = shell(f"fit --resume {name} --trainer.max_epochs 3", "vit")
     assert done.returncode == 0 and checkpoint(NOT_UTF8)["global_step"] == 12, done.stderr
+
+
+def test_a_file_in_latin_1_is_refused_with_the_command_that_converts_it() -> None:
+    Path("in.txt").write_bytes("a\ncafé\n".encode("latin-1"))
+    with pytest.raises(UsageError, match="in.txt, line 2: .*`iconv .* in.txt > new.txt`"):
+        read_input_lines("in.txt", "--input", "prompts")
