@@ -101,7 +101,7 @@ def load(
         source: A run folder, of which the best checkpoint is taken, or else the last; a checkpoint;
             a folder of Hugging Face's or timm's layout, as `export` writes them; `hf/<model>` or
             `timm/<model>`, which are downloaded; or a .safetensors file that `tasks.vit export`
-            wrote.
+            wrote, or one of timm that is named after its model, with timm's mean and std.
         device: Where to compute; "auto": on a GPU if there is one, but int8 on the CPU.
         threads: Threads of this process on a CPU; None: as they are.
         quantize: "int8": weights in a quarter of the memory, on a CPU; None: as they are.

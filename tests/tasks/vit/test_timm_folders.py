@@ -8,6 +8,7 @@ import pytest
 import tessera
 import timm
 import torch
+from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
 from tasks.errors import UsageError
@@ -92,6 +93,15 @@ def test_folders_that_are_refused(edit: Any, named: str, theirs: Any) -> None:
     change(edit)
     with pytest.raises(UsageError, match=named):
         tessera.load("theirs")
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_224.dino"])
+def test_a_file_named_after_a_model_has_its_mean_and_std(name: str) -> None:
+    plain = name.partition(".")[0]
+    save_file(timm_model(plain, num_classes=3).state_dict(), f"{name}.safetensors")
+    model = tessera.load(f"{name}.safetensors")
+    cfg = timm.get_pretrained_cfg(name)
+    assert (model.metadata["mean"], model.metadata["std"]) == ([*cfg.mean], [*cfg.std])
 
 
 def test_a_model_by_name(monkeypatch: Patch) -> None:
