@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from tasks.errors import UsageError, unknown_name
+from tasks.errors import TRUST, UsageError, unknown_name
 from tasks.options import flat
 
 COLUMN = 44  # where what an option does begins
@@ -67,6 +67,10 @@ NO_CHECKPOINT = (
     "Without it, these are the defaults of `fit`."
 )
 OWN_LINE = re.compile(r"model\.net\.(position|[a-z]+\.(width|depth|heads))")  # not in a section's
+OWN_BLOCKS = (
+    f"Blocks of your own have names, too: add the class to its dictionary, and set {TRUST} to your "
+    "module (modules/README.md)."
+)
 SHOWN_VALUES = 3  # of a section that has a line for all its options
 
 
@@ -104,7 +108,16 @@ def help_text(parser: ArgumentParser, command: str, values: Any, topic: str) -> 
     show_only(parser, known, topic, ["all", *sorted({*sections, "optimizer", "run"})])
     held = flat(values.as_dict())
     parser.set_defaults({name: held[name] for name in names if name in held})
-    return re.sub(r"\bdefault:(\s)", r"value:\1", parser.format_help())
+    own = f"\n{OWN_BLOCKS}\n" * any(takes_own_block(action) for action in known)
+    return re.sub(r"\bdefault:(\s)", r"value:\1", parser.format_help()) + own
+
+
+def takes_own_block(action: Any) -> bool:
+    """Whether an option names a block of the network, which may be one of the user's own."""
+    name = name_of(action)
+    hint = getattr(action, "_typehint", None)
+    is_listed = str in get_args(hint) and choices_of(hint) != []
+    return name.startswith("model.net.") and (is_listed or name.endswith(".position"))
 
 
 def show_only(parser: ArgumentParser, known: list[Any], topic: str, topics: list[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import environment, python
+from tests.helpers.command import Console, environment, python
 
 MODULE = '''
 from torch import nn
@@ -93,3 +93,13 @@ def test_a_laboratory_of_blocks_of_your_own(tmp_path: Path) -> None:
     assert "--model.net.stack.norm halved" in done.stdout
     done = python(line, tmp_path)
     assert done.returncode == 2 and "halved" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_said"),
+    [("model.net.position", True), ("model.net.stack.norm", True), ("model.net.image_size", False)],
+)
+def test_help_says_how_to_name_a_block_of_your_own(
+    topic: str, is_said: bool, console: Console
+) -> None:
+    assert ("TESSERA_TRUST" in console.printed(f"fit --help {topic}")[0]) == is_said
