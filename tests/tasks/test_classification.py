@@ -3,9 +3,11 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from sklearn.metrics import (
     average_precision_score,
@@ -13,12 +15,15 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from datamodules.images import ImageData, LoadingOptions
 from tasks.bert.task import auroc
 from tasks.problems import PROBLEMS
 from tasks.tracking.class_reports import class_report, label_report, most_confused
 from tasks.tracking.evaluated import Evaluated
+from tasks.tracking.media import MediaLogger, Table
+from tasks.vit.task import MAX_MISTAKES, ViTTask
 from tests.helpers.command import Console, run
-from tests.helpers.tiny import NET
+from tests.helpers.tiny import NET, write_images
 
 FIGURES = ("confusion", "roc", "calibration", "embeddings", "attention", "misclassified")
 TINY_TEXTS = (
@@ -104,6 +109,20 @@ def test_evaluations_write_into_a_folder(
     assert found["device"] == "cpu" and found[f"{split}_samples"] == sizes[split]
     values = [value for value in found.values() if isinstance(value, float)]
     assert values and values == [float(f"{value:.6g}") for value in values]  # as in summary.json
+
+
+def test_misclassified_images_are_from_all_parts_of_the_data(best: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "digits", tuple("0123456789"), count=8, side=8)
+    shutil.copytree(folder / "train", folder / "test")
+    task = ViTTask.load_from_checkpoint(best)
+    data = ImageData(path=str(folder), loading=LoadingOptions(eval_batch_size=16))
+    data.set_metadata(task.metadata)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    pl.Trainer(logger=False, callbacks=[MediaLogger()], **quiet).test(task, data, verbose=False)
+    shown = task.media("test")["misclassified"]
+    assert isinstance(shown, Table) and len(shown.rows) == MAX_MISTAKES
+    assert all(label != guess for _, label, guess, _ in shown.rows)
+    assert len({label for _, label, _, _ in shown.rows}) >= 9
 
 
 def labelled_texts(folder: Path, problem_type: str) -> str:
