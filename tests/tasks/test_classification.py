@@ -11,6 +11,7 @@ import pytorch_lightning as pl
 import torch
 from sklearn.metrics import (
     average_precision_score,
+    classification_report,
     precision_recall_fscore_support,
     roc_auc_score,
 )
@@ -44,9 +45,10 @@ def test_report_equals_that_of_scikit_learn() -> None:
         truth, guess, labels=range(4), average=None, zero_division=0.0
     )
     first, *columns = class_report(counts, names)
-    assert first == names
-    for column, values in zip(columns, expected, strict=True):
-        assert column == pytest.approx(values.tolist())
+    assert first == [*names, "macro avg"]
+    average = classification_report(truth, guess, output_dict=True)["macro avg"].values()
+    for column, values, mean in zip(columns, expected, average, strict=True):
+        assert column == pytest.approx([*values.tolist(), mean])
     found = list(zip(*most_confused(counts, names), strict=True))
     assert found[0] == ("a", "b", 1) and len(found) == 3
     assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
@@ -79,7 +81,8 @@ def test_classes_without_samples_need_no_warning() -> None:
     sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
     found = label_report(Evaluated(probabilities, sets, torch.arange(30)), ["a", "b", "none"])
     ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
-    assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
+    mean = sum(ranked) / 3
+    assert found[4] == pytest.approx([*ranked, 0, mean], abs=1e-6) and found[5] == [15, 15, 0, 30]
     metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}
     metrics = PROBLEMS["multi_label_classification"](metadata).metrics()
     metrics["map"].update(probabilities, sets)
@@ -99,12 +102,14 @@ def test_evaluations_write_into_a_folder(
     names = {f"{prefix}{name}" for name in RESULTS} | {f"{split}.json"}
     assert {path.name for path in Path("out").iterdir()} == names
     with open(f"out/{prefix}report.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+        *rows, average = csv.DictReader(file)
     sizes = {"test": 359, "val": 143}
+    assert average["class"] == "macro avg" and int(average["support"]) == sizes[split]
     assert sum(int(row["support"]) for row in rows) == sizes[split]
     found = json.loads(Path(f"out/{split}.json").read_text())
     right = sum(float(row["recall"]) * int(row["support"]) for row in rows)
     assert found[f"{split}/acc"] == pytest.approx(right / sizes[split], abs=1e-3)
+    assert found[f"{split}/f1"] == pytest.approx(float(average["f1"]), abs=1e-5)
     assert found["task"] == "vit" and command in found["command"]
     assert found["device"] == "cpu" and found[f"{split}_samples"] == sizes[split]
     values = [value for value in found.values() if isinstance(value, float)]
