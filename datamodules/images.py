@@ -236,6 +236,12 @@ class ImageData(ResumableDataModule):
         return unlabelled([path])
 
     @property
+    def predicts_one_image(self) -> bool:
+        """Whether `predict_path` is an image itself, not a folder or a table."""
+        path = Path(self.predict_path or "")
+        return path.is_file() and not any(kind.reads(Path(path.name)) for kind in IMAGE_TABLES)
+
+    @property
     def predict_samples(self) -> list[str]:
         """Paths of the images to predict, or names in a table; "index" in a batch counts them."""
         return self.dataset("predict").names

@@ -214,6 +214,8 @@ class ClassifierTask(Task):
         self, trainer: pl.Trainer, datamodule: ResumableDataModule, file: PredictionFile | None
     ) -> tuple[list[str], list[AnyPrediction]] | None:
         """Returns paths or texts, and predictions; arguments as in `predict_dataset`."""
+        if file is not None:
+            file.keep_results()
         found = predict_dataset(trainer, self, datamodule, file)
         if found is None:
             return None

@@ -194,7 +194,7 @@ class PredictionFile:
             class and the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
             command that was killed can be resumed.
-        is_default: No name was given: answers for `--text` are printed only.
+        is_default: No name was given: answers for `--text` and for an image are printed only.
     """
 
     path: Path
@@ -214,6 +214,14 @@ class PredictionFile:
     def part(self) -> Path | None:
         """The hidden file beside it that holds the predictions until it is written, with a key."""
         return self.path.with_name(f".{self.path.name}.part") if self.key else None
+
+    def keep_results(self) -> None:
+        """Refuses to replace the predictions of a run's test, unless `--output` names the file."""
+        if self.is_default and self.path.exists() and Path("config.yaml").exists():
+            raise UsageError(
+                f"this is a run folder, whose {self.path} has the results of its test: name "
+                "another file with --output"
+            )
 
     def write(
         self,

@@ -139,14 +139,15 @@ class BertTask(TextTask, ClassifierTask):
     ) -> None:
         if datamodule.predict_text and datamodule.predict_path is not None:
             raise UsageError("--text and --input exclude each other: leave one out")
-        found = self.predict_inputs(trainer, datamodule, None if datamodule.predict_text else file)
+        is_written = not (datamodule.predict_text and file.is_default)
+        found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
         texts, predictions = found
         if datamodule.predict_text:
             for one in predictions:
                 print(one.line(file.top_k))
-        if datamodule.predict_text and file.is_default:
+        if not is_written:
             return
         self.save_predictions(file, texts, predictions, datamodule.skipped)
 

@@ -206,15 +206,19 @@ class ViTTask(ImageTask, ClassifierTask):
     def write_predictions(
         self, trainer: pl.Trainer, datamodule: ImageData, file: PredictionFile
     ) -> None:
-        found = self.predict_inputs(trainer, datamodule, file)
+        is_printed = datamodule.predicts_one_image
+        is_written = not (is_printed and file.is_default)
+        found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
         paths, predictions = found
+        if is_printed:
+            print(predictions[0].line(file.top_k))
+        if not is_written:
+            return
         bad = set(datamodule.skipped)
         if predicts_all(trainer):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
-        if len(paths) == 1:
-            print(predictions[0].line(file.top_k))
         self.save_predictions(file, paths, predictions, sorted(bad))
 
 
