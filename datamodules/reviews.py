@@ -156,7 +156,7 @@ class ReviewData(TextData):
         """The texts to classify that can be."""
         if self.predict_text:
             count = len(self.predict_text)
-            where = "--text" if count == 1 else "--text {}"
+            where = "--text" if count == 1 else f"--text {{}} of {count}"
             if not self.skip_bad:
                 require_texts(self.predict_text, where, first=1)
             return self._usable(self.predict_text, list(range(1, count + 1)), where)

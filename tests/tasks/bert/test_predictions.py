@@ -46,12 +46,21 @@ def test_several_texts_and_the_most_likely_class(console: Console, best: Path) -
 def test_a_text_without_text_is_refused(console: Console, best: Path) -> None:
     line = f"predict --ckpt_path {best}"
     console.refused(f'{line} --text ""', "--text", task="bert")
-    console.refused(f'{line} --text good --text " "', "--text 2", task="bert")
+    console.refused(f'{line} --text good --text " "', "--text 2 of 2 is empty", task="bert")
     model = tessera.load(best, kind=tessera.TextClassifier)
     for texts in ("", " \n", ["good", ""]):
         with pytest.raises(UsageError):
             model.predict(texts)
     assert len(model.predict(["good", "a"])) == 2
+
+
+def test_the_output_is_named_not_its_hidden_files(console: Console, best: Path) -> None:
+    Path("lines.txt").write_text("good\n")
+    name = f"{246 * 'a'}.csv"  # 255 characters are allowed, and hidden files have more
+    error = console.refused(
+        f"predict --ckpt_path {best} --input lines.txt --output {name}", f"'{name}'", task="bert"
+    )
+    assert ".part" not in error
 
 
 def test_what_may_be_an_input_is_told(console: Console, best: Path) -> None:

@@ -123,7 +123,7 @@ def test_predictions_of_images_in_a_table(name: str, best: Path, console: Consol
     labels = {row["path"].removeprefix("d/"): row["label"] for row in predictions()}
     assert {row["path"]: row["label"] for row in found} == labels
     write(Path(name), [{"photo": row["file_name"]} for row in rows])
-    console.refused(f"{line} {name}", "image_column to one of photo")
+    console.refused(f"{line} {name}", "image_column to photo")
     console.printed(f"{line} {name} --data.dataset.image_column photo")
     Path("d/images/1.png").unlink()
     bad = f"{line} {name} --data.dataset.image_column photo"
