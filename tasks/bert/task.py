@@ -143,13 +143,13 @@ class BertTask(TextTask, ClassifierTask):
         found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
-        texts, predictions = found
+        texts, predictions, others = found
         if datamodule.predict_text:
             for one in predictions:
                 print(one.line(file.top_k))
         if not is_written:
             return
-        self.save_predictions(file, texts, predictions, datamodule.skipped)
+        self.save_predictions(file, texts, predictions, others, datamodule.skipped)
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> Tensor:

@@ -211,7 +211,7 @@ class ViTTask(ImageTask, ClassifierTask):
         found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
-        paths, predictions = found
+        paths, predictions, others = found
         if is_printed:
             print(predictions[0].line(file.top_k))
         if not is_written:
@@ -219,7 +219,7 @@ class ViTTask(ImageTask, ClassifierTask):
         bad = set(datamodule.skipped)
         if predicts_all(trainer):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
-        self.save_predictions(file, paths, predictions, sorted(bad))
+        self.save_predictions(file, paths, predictions, others, sorted(bad))
 
 
 def spread_key(position: int) -> int:

@@ -114,11 +114,14 @@ def test_predictions_of_images_in_a_table(name: str, best: Path, console: Consol
     for number in range(3):
         Path("d/images").mkdir(parents=True, exist_ok=True)
         picture(8, "L").save(f"d/images/{number}.png")
-    rows = [{"file_name": f"images/{number}.png", "label": 0.5} for number in (2, 0, 1)]
+    rows: list[dict[str, Any]] = [
+        {"file_name": f"images/{number}.png", "label": 0.5, "id": number} for number in (2, 0, 1)
+    ]
     line = f"predict --ckpt_path {best} --input"
     console.printed(f"{line} {write(Path(name), rows)}")
     found = predictions()
     assert [row["path"] for row in found] == [row["file_name"] for row in rows]
+    assert [row["id"] for row in found] == ["2", "0", "1"]
     console.printed(f"{line} d/images")
     labels = {row["path"].removeprefix("d/"): row["label"] for row in predictions()}
     assert {row["path"]: row["label"] for row in found} == labels
