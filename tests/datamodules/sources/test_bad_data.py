@@ -289,7 +289,6 @@ DATA: list[tuple[str, Files, tuple[str, ...]]] = [  # also with skip_bad
     ("texts csv d", {"train.csv": 'text,label\na,b\n"open,b\nc,b\n'}, ("line 4 of d/train.csv",)),
     ("texts csv d", {"train.csv": b"\xe9,label\na,b\n"}, ("line 1 of d/train.csv", "UTF-8")),
     ("texts csv d", {"train.csv": "text,text\na,b\n"}, ("line 1 of d/train.csv", "text")),
-    ("texts csv d", {"train.csv": "text;label\na;b\n"}, ("line 1 of d/train.csv", "';'", "','")),
     ("texts csv d", csv("fine,0.5"), (CSV_LINE, "label 0.5")),
     ("texts hub d", parquet(label=[1, 0.5] * 10), ("row 1 of", "label 0.5", "regression")),
     ("texts csv d", csv(f"fine,{DIGITS}"), (CSV_LINE, "label 999")),
