@@ -135,8 +135,7 @@ def read_csv(
         reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
         quoted_tsv: Whether cells of TSV files may be quoted.
-        delimiter: Between cells; None: a tab in .tsv files, else a comma; or if the header has none
-            of them, its first semicolon, tab or vertical bar.
+        delimiter: Of cells; None: a comma (.tsv: a tab), or else the header's first ; | or tab.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
