@@ -242,6 +242,10 @@ class ResumableDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader:
         return self.eval_loader(self.dataset("predict"), self.predicted)
 
+    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
+        """Other columns of the table at `predict_path`, for some of `predict_samples`, by name."""
+        return {}
+
     @property
     def predict_samples(self) -> list[str]:
         """Names or texts of the samples to predict; "index" in a batch counts them."""

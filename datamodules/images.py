@@ -22,6 +22,7 @@ from datamodules.sources import (
     LabelledSource,
     open_source,
 )
+from datamodules.sources.images import ImageTables
 from datamodules.sources.readers.folders import files_below
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
@@ -113,6 +114,7 @@ class ImageData(ResumableDataModule):
         self.source.keep_labels(label_fraction, loading.seed)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
+        self._predict_source: ImageTables | None = None
 
     # Metadata.
 
@@ -232,8 +234,22 @@ class ImageData(ResumableDataModule):
                 source.labelled = False
                 source.path_option = "--input"
                 source.skipped = self.source.skipped
+                self._predict_source = source
                 return source.files("train")
         return unlabelled([path])
+
+    @property
+    def predicts_one_image(self) -> bool:
+        """Whether `predict_path` is an image itself, not a folder or a table."""
+        path = Path(self.predict_path or "")
+        return path.is_file() and not any(kind.reads(Path(path.name)) for kind in IMAGE_TABLES)
+
+    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
+        if self._predict_source is None:
+            return {}
+        table = self._predict_source.table("train")
+        column = self._predict_source.sample_column(table.columns.schema)
+        return table.cells(self._split("predict").rows[indices], without=column)
 
     @property
     def predict_samples(self) -> list[str]:

@@ -14,6 +14,8 @@ from torch import Tensor
 from datamodules.base import require_same_targets, target_metadata
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
 from datamodules.sources.readers.formats import read_lines
+from datamodules.sources.readers.tables import TableSplit
+from datamodules.sources.text_files import TextHub
 from datamodules.sources.texts import require_texts, text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -89,6 +91,7 @@ class ReviewData(TextData):
         self.source = open_source(TEXT_SOURCES, source, path, self.options, skip_bad=self.skip_bad)
         self.source.keep_labels(label_fraction, self.loading.seed)
         self.predict_text: list[str] = []  # texts to classify, instead of a file
+        self._predict_table: tuple[TableSplit, str] | None = None  # and its column of texts
 
     def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and those of `target_metadata`."""
@@ -156,7 +159,7 @@ class ReviewData(TextData):
         """The texts to classify that can be."""
         if self.predict_text:
             count = len(self.predict_text)
-            where = "--text" if count == 1 else "--text {}"
+            where = "--text" if count == 1 else f"--text {{}} of {count}"
             if not self.skip_bad:
                 require_texts(self.predict_text, where, first=1)
             return self._usable(self.predict_text, list(range(1, count + 1)), where)
@@ -184,7 +187,18 @@ class ReviewData(TextData):
         source.labelled = False
         source.path_option = "--input"
         source.skipped = self.source.skipped
-        return self.source.usable(source.read("train"), "predict")
+        texts = self.source.usable(source.read("train"), "predict")
+        if isinstance(source, TextHub):
+            table = source.table("train")
+            self._predict_table = (table, source.sample_column(table.columns.schema))
+        return texts
+
+    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
+        if self._predict_table is None:
+            return {}
+        table, column = self._predict_table
+        rows = self._texts_to_predict.rows[indices]  # (S,) numbers of lines
+        return table.cells(torch.searchsorted(table.rows, rows), without=column)
 
     def _standard_input(self) -> BinaryIO:
         """What the first process reads there, in every process."""

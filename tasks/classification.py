@@ -212,21 +212,32 @@ class ClassifierTask(Task):
 
     def predict_inputs(
         self, trainer: pl.Trainer, datamodule: ResumableDataModule, file: PredictionFile | None
-    ) -> tuple[list[str], list[AnyPrediction]] | None:
-        """Returns paths or texts, and predictions; arguments as in `predict_dataset`."""
+    ) -> tuple[list[str], list[AnyPrediction], dict[str, list[Any]]] | None:
+        """Returns paths or texts, predictions, and other columns of the table that was read.
+
+        The arguments are those of `predict_dataset`.
+        """
+        if file is not None:
+            file.keep_results()
         found = predict_dataset(trainer, self, datamodule, file)
         if found is None:
             return None
         indices, rows = found
         names = datamodule.predict_samples
-        return [names[i] for i in indices], [self.problem.prediction(row) for row in rows]
+        predictions = [self.problem.prediction(row) for row in rows]
+        return [names[i] for i in indices], predictions, datamodule.predict_columns(indices)
 
     def save_predictions(
-        self, file: PredictionFile, inputs: list[str], found: list[AnyPrediction], bad: list[str]
+        self,
+        file: PredictionFile,
+        inputs: list[str],
+        found: list[AnyPrediction],
+        others: dict[str, list[Any]],
+        bad: list[str],
     ) -> None:
         """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
         column, noun, source = self.input_names
-        file.write(column, inputs, self.class_names, found)
+        file.write(column, inputs, self.class_names, found, others)
         note = (
             f", {format_count(len(bad), f'bad {source}')} skipped: {shortened(bad)}" if bad else ""
         )

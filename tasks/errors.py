@@ -169,7 +169,7 @@ def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
     "unknown command 'fti': did you mean 'fit'? choose from fit, test"
     """
     known = list(known)
-    close = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, 1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     choices = f"choose from {', '.join(known)}" if len(known) <= 16 else f"there are {len(known)}"
     return f"unknown {kind} '{name}': {hint}{choices}"

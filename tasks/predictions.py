@@ -194,7 +194,7 @@ class PredictionFile:
             class and the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
             command that was killed can be resumed.
-        is_default: No name was given: answers for `--text` are printed only.
+        is_default: No name was given: answers for `--text` and for an image are printed only.
     """
 
     path: Path
@@ -215,12 +215,21 @@ class PredictionFile:
         """The hidden file beside it that holds the predictions until it is written, with a key."""
         return self.path.with_name(f".{self.path.name}.part") if self.key else None
 
+    def keep_results(self) -> None:
+        """Refuses to replace the predictions of a run's test, unless `--output` names the file."""
+        if self.is_default and self.path.exists() and Path("config.yaml").exists():
+            raise UsageError(
+                f"this is a run folder, whose {self.path} has the results of its test: name "
+                "another file with --output"
+            )
+
     def write(
         self,
         column: str,
         samples: Sequence[str],
         names: Sequence[str],
         found: Sequence[BasePrediction],
+        others: Mapping[str, Sequence[Any]] = {},
     ) -> None:
         """Writes a row for each sample, and removes the part file.
 
@@ -229,16 +238,27 @@ class PredictionFile:
             samples: Texts or paths.
             names: Of the K classes.
             found: What was predicted for each.
+            others: More columns, which stand last. One that is named like a column of the
+                predictions is left out.
         """
         make_folder(self.path.parent, "--output")
         pairs = zip(samples, found, strict=True)
         if self.path.suffix == ".jsonl":
             entries = [{column: sample, **one.entry(self.top_k)} for sample, one in pairs]
+            for name, cells in others.items():
+                for entry, cell in zip(entries, cells, strict=True):
+                    entry.setdefault(name, cell)
             write_json_lines(self.path, entries)
         else:
             rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
             header = unique_names([name for name, _ in rows[0]])
             columns = [[cell for _, cell in cells] for cells in zip(*rows, strict=True)]
+            for name, cells in others.items():
+                if name not in header:
+                    header.append(name)
+                    # All digits, of which CSV files would have six.
+                    is_cut = self.path.suffix == ".csv"
+                    columns.append([str(c) if is_cut and type(c) is float else c for c in cells])
             WRITERS[self.path.suffix](self.path, header, columns)
         if self.part is not None:
             self.part.unlink(missing_ok=True)
@@ -261,5 +281,6 @@ FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 def write_json_lines(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
-    lines = [json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries]
+    # Dates and the like of other columns become text.
+    lines = [json.dumps(entry, ensure_ascii=False, default=str) + "\n" for entry in entries]
     write_text(path, "".join(lines))

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, R2Score
 from torchmetrics.classification import (
     MulticlassAccuracy,
+    MulticlassF1Score,
     MultilabelAveragePrecision,
     MultilabelExactMatch,
     MultilabelF1Score,
@@ -186,8 +187,13 @@ class SingleLabel(Problem):
         return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1).mean() / 2
 
     def metrics(self) -> dict[str, Metric]:
-        accuracy = MulticlassAccuracy(len(self.names), average="micro")
-        return {"acc": accuracy, "samples": EvaluatedSamples()}
+        """Accuracy, and the mean of F1 over the classes."""
+        classes = len(self.names)
+        return {
+            "acc": MulticlassAccuracy(classes, average="micro"),
+            "f1": MulticlassF1Score(classes, average="macro"),
+            "samples": EvaluatedSamples(),
+        }
 
     def prediction(self, row: Tensor) -> Prediction:
         found = most_likely(self.names, row)

@@ -186,7 +186,7 @@ class Source:
         fitting = [field.name for field in schema if fits(field.type)]
         choose = f"no column holds {content}"
         if fitting:
-            choose = f"set {self.option_prefix}{option} to one of {', '.join(fitting)}"
+            choose = f"set {self.option_prefix}{option} to {' or '.join(fitting)}"
         lower = [name.lower() for name in candidates]
         if similar := [name for name in fitting if name.lower() in lower]:
             choose = f"set {self.option_prefix}{option} {similar[0]}"
@@ -227,7 +227,7 @@ def missing_path(
     `sources` are all that the task reads; if there are none, `option` takes what is `wanted`.
     """
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, names, 1)
+    near = get_close_matches(path.name, names, 1, cutoff=0.7)
     hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
     takes = f"{wanted}." if not sources else accepted_paths(sources)
     return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"

@@ -116,7 +116,7 @@ def require_texts(texts: Sequence[str], name: str, first: int = 0) -> None:
     """
     for number, text in enumerate(texts, first):
         if not text.strip():
-            raise UsageError(f"{name.format(number)} holds no text: fix or remove it.")
+            raise UsageError(f"{name.format(number)} is empty: fix or remove it.")
 
 
 class TextSource(LabelledSource[TextSamples]):

@@ -8,7 +8,6 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
-from torchmetrics.classification import MulticlassF1Score
 
 from datamodules.reviews import ReviewData
 from modules.models.bert import BertClassifier, BertConfig
@@ -77,15 +76,11 @@ class BertTask(TextTask, ClassifierTask):
         return [self.net.encoder if self.teacher_config.cosine else self.net]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Adds for classes macro F1, AUROC, and calibration error in 15 bins (Guo 2017)."""
-        if self.problem_type != "single_label_classification":
-            return super().make_metrics()
-        classes = len(self.class_names)
-        return {
-            **super().make_metrics(),
-            "f1": MulticlassF1Score(classes, average="macro"),
-            "samples": EvaluatedSamples({"auroc": auroc, "ece": calibration_error}),
-        }
+        """Adds for classes AUROC, and calibration error in 15 bins (Guo 2017)."""
+        metrics = super().make_metrics()
+        if self.problem_type == "single_label_classification":
+            metrics["samples"] = EvaluatedSamples({"auroc": auroc, "ece": calibration_error})
+        return metrics
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns loss (), predictions (B, K) and targets of a batch of tokens (B, N)."""
@@ -144,16 +139,17 @@ class BertTask(TextTask, ClassifierTask):
     ) -> None:
         if datamodule.predict_text and datamodule.predict_path is not None:
             raise UsageError("--text and --input exclude each other: leave one out")
-        found = self.predict_inputs(trainer, datamodule, None if datamodule.predict_text else file)
+        is_written = not (datamodule.predict_text and file.is_default)
+        found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
-        texts, predictions = found
+        texts, predictions, others = found
         if datamodule.predict_text:
             for one in predictions:
                 print(one.line(file.top_k))
-        if datamodule.predict_text and file.is_default:
+        if not is_written:
             return
-        self.save_predictions(file, texts, predictions, datamodule.skipped)
+        self.save_predictions(file, texts, predictions, others, datamodule.skipped)
 
 
 def auroc(probabilities: Tensor, labels: Tensor) -> Tensor:

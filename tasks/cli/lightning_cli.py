@@ -122,7 +122,7 @@ class TaskCLI(LightningCLI):
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
             output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
-            output += "predictions.csv" + ", and none for --text." * self.app.takes_text
+            output += "predictions.csv, and none if the answer is printed."
             add("--output", type=str | None, help=output)
             if issubclass(self.invocation.task, ClassifierTask):
                 top_k = "Write the k most likely classes; null: the probabilities of all."

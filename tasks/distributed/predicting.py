@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from datamodules.utils.files import open_regular, try_lock
+from datamodules.utils.files import errors_naming, open_regular, try_lock
 from tasks import __version__
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.errors import UsageError
@@ -200,11 +200,14 @@ def predict_dataset(
         On the first process the indices of the samples, sorted, and their outputs; None on others.
     """
     part = None
+    errors: AbstractContextManager[None] = nullcontext()
     if file is not None and file.part is not None:
         part = PartFile(file.part, file.key)
+        errors = errors_naming(file.path, file.part)
     recorder = PredictionRecorder(part)
     trainer.callbacks.append(recorder)  # type: ignore[attr-defined]
-    trainer.predict(task, datamodule=datamodule, return_predictions=False)
+    with errors:
+        trainer.predict(task, datamodule=datamodule, return_predictions=False)
     if not trainer.is_global_zero:
         return None
     if not recorder.records:

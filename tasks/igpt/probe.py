@@ -92,8 +92,10 @@ def probe(options: ProbeOptions) -> None:
     beside = Path(best_checkpoint(options.ckpt_path)).resolve().parent.parent
     folder = beside if options.output is None else Path(options.output)
     with made_parents(folder / "probe.csv"):
-        columns = [list(column) for column in zip(*found, strict=True)]
-        write_csv(folder / "probe.csv", LayerAccuracy._fields, columns)
+        layer, *scores = (list(column) for column in zip(*found, strict=True))
+        names = ["embedding", *[f"block {i}" for i in range(len(found) - 1)]]
+        header = ["layer", "output_of", *LayerAccuracy._fields[1:]]
+        write_csv(folder / "probe.csv", header, [layer, names, *scores])
         with replacing(folder / "probe.png") as partial, partial.open("wb") as file:
             draw(found, file)
     print(f"wrote {folder / 'probe.csv'} and probe.png")

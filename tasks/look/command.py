@@ -9,14 +9,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import tessera
+from tessera.loading import find
 from torch import nn
 
 from datamodules.utils.files import write_text
 from modules.activations import activation_names, attention_parts, component
 from tasks.cli.app import program
 from tasks.errors import UsageError, usage_errors
-from tasks.inference import DeviceName
+from tasks.inference import DeviceName, on_device
 from tasks.look.figures import save_figures
 from tasks.look.inspector import Component, Inspector, Interventions, shortened
 from tasks.look.inspectors import INSPECTORS
@@ -180,7 +180,8 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
 
 def load_inspector(task: str, options: LookOptions) -> Inspector:
     """The inspector of a checkpoint. Raises `UsageError` if it is of another task."""
-    model = tessera.load(options.ckpt_path, options.device, kind=tessera.Model)
+    model = find(options.ckpt_path, "--ckpt_path")
+    on_device(model.net, options.device)
     if type(model).__name__ != INSPECTORS[task].model_name:
         (other,) = [
             name for name, one in INSPECTORS.items() if one.model_name == type(model).__name__

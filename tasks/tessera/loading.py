@@ -135,13 +135,13 @@ def load(
     return model
 
 
-def find(source: str) -> Model:
-    """Returns the model that a path or a name stands for, on the CPU."""
+def find(source: str, option: str = OPTION) -> Model:
+    """Returns the model that a path or a name stands for, on the CPU; messages name the option."""
     if source.startswith("timm/") or Path(source).suffix == ".safetensors":
-        return image_weights(source)
-    source = find_checkpoint(source, OPTION)
+        return image_weights(source, option)
+    source = find_checkpoint(source, option)
     if source.startswith("hf/") or Path(source).is_dir():
-        return from_folder(source)
+        return from_folder(source, option)
     return from_checkpoint(source)
 
 
@@ -164,11 +164,11 @@ def from_checkpoint(source: str) -> Model:
     return model(load_network(checkpoint, config, build), entry["metadata"], source)
 
 
-def from_folder(source: str) -> Model:
+def from_folder(source: str, option: str) -> Model:
     """Returns the model of a folder of Hugging Face's or timm's layout, or of the hub."""
-    path = model_folder(source, OPTION)
-    if "architecture" in read_settings(path, "config.json", OPTION):  # of timm
-        return image_weights(source)
+    path = model_folder(source, option)
+    if "architecture" in read_settings(path, "config.json", option):  # of timm
+        return image_weights(source, option)
     families: Families = {
         **bert_weights.FAMILIES,
         **lm.FAMILIES,
@@ -176,9 +176,9 @@ def from_folder(source: str) -> Model:
         **seq2seq.FAMILIES,
         **vit_weights.BY_MODEL_TYPE,
     }
-    folder = ModelFolder(str(path), families, OPTION)
+    folder = ModelFolder(str(path), families, option)
     if folder.family in vit_weights.BY_MODEL_TYPE:
-        return image_weights(source)
+        return image_weights(source, option)
     if folder.family in lm.FAMILIES:
         return LanguageModel(lm.load_folder(folder), source)
     if folder.family in IMAGE_FAMILIES:
@@ -196,7 +196,7 @@ def from_bert_folder(folder: ModelFolder, source: str) -> Model:
     return MaskedLanguageModel(net, metadata, source)
 
 
-def image_weights(source: str) -> ImageClassifier:
+def image_weights(source: str, option: str) -> ImageClassifier:
     """Returns a model of images, of timm, Hugging Face or a file of `tasks.vit export`."""
-    net, metadata = image_with_weights(source, OPTION)
+    net, metadata = image_with_weights(source, option)
     return ImageClassifier(net, metadata, source)

@@ -1,5 +1,6 @@
 """Image GPT in Python."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from modules.models.gpt import Decoder
 from modules.record import AttentionRecord
 from tasks.errors import usage_errors
 from tasks.igpt.architectures import PixelModel
+from tasks.igpt.probe import layer_features
 from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sample_images
 from tasks.vit.attend import grid_labels
 
 from .images import Array, OneImage, is_image, read_pixels
-from .models import Attention, Model, check_single, recorded_weights
+from .models import Attention, Model, check_single, recorded_weights, stack_rows
 
 
 class ImageGenerator(Model):
@@ -25,6 +27,8 @@ class ImageGenerator(Model):
     >>> model.sample(2, top_p=0.9).shape == (2, *model.shape)
     True
     >>> model.complete(photo, 3).shape == (3, *model.shape)
+    True
+    >>> model.embed([photo, photo]).shape == (2, len(model.embed(photo)))
     True
     >>> weights, predicted, read = model.attention(photo)
     >>> predicted[:2], read[:2]
@@ -81,6 +85,18 @@ class ImageGenerator(Model):
         model = self.model
         hidden = self.net(model.inputs(self.tokens(image)))
         return self.net.logits(hidden)[0, :, : len(model.palette)].float().cpu()
+
+    def embed(self, images: OneImage | Array | Iterable[OneImage | Array]) -> Tensor:
+        """A vector of each image: (E,) for one, (S, E) for several.
+
+        The mean over all pixels of the features of the last layer, as `tasks.igpt probe` classifies
+        them. Layers in the middle often tell classes better; `activations` returns them. Raises
+        what `complete` raises.
+        """
+        given: Any = images
+        if not is_image(given):
+            return stack_rows([self.embed(one) for one in given])
+        return layer_features(self.net, self.model.inputs(self.tokens(given)))[-1, 0].cpu()
 
     @torch.no_grad()
     def attention(self, image: OneImage | Array) -> Attention:

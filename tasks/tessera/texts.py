@@ -154,7 +154,7 @@ class TextClassifier(TextModel, Classifier):
             return self.to_predictions(self.net(tokens, padding_mask), top_k)
 
         def run_many(many: list[str]) -> list[AnyPrediction]:
-            require_texts(many, "the text" if isinstance(texts, str) else "text {}")
+            require_texts(many, "the text" if isinstance(texts, str) else "texts[{}]")
             return self.run_batches(self._inputs(many), batch_size, run)
 
         return texts_of(texts, run_many)

@@ -13,6 +13,7 @@ LISTED_PAIRS = 50  # of classes, in confused.csv
 REPORT = ("class", "precision", "recall", "f1", "support")
 LABEL_REPORT = ("label", "precision", "recall", "f1", "average_precision", "support")
 CONFUSED = ("class", "predicted", "count")
+MACRO_AVERAGE = "macro avg"  # the last row, named as in scikit-learn's classification_report
 THRESHOLD = 0.5  # of the probability above which a label is predicted, as in torchmetrics
 
 
@@ -24,11 +25,25 @@ def is_predicted(probabilities: Tensor) -> Tensor:
 def class_report(counts: Tensor, names: Sequence[str]) -> list[list[Any]]:
     """The columns of report.csv from a confusion matrix (K, K), true class by predicted class.
 
-    Precision, recall, F1 and support of each class, 0 without any samples.
+    Precision, recall, F1 and support of each class, 0 without any samples. The last row has the
+    means over the classes that occur, as a true or a predicted one, and all samples.
     """
     support = counts.sum(1)  # (K,)
-    scores = precision_recall_f1(counts.diagonal(), counts.sum(0), support)
-    return [list(names), *(column.tolist() for column in (*scores, support))]
+    predicted = counts.sum(0)  # (K,)
+    scores = precision_recall_f1(counts.diagonal(), predicted, support)
+    return with_average(names, scores, support, support + predicted > 0)
+
+
+def with_average(
+    names: Sequence[str], scores: Sequence[Tensor], support: Tensor, counted: Tensor
+) -> list[list[Any]]:
+    """The columns of a report of K classes, and a last row.
+
+    It has the means of the scores, (K,) each, over the classes that are `counted`, (K,) bool, and
+    the sum of the support (K,).
+    """
+    averaged = [[*score.tolist(), float(score[counted].mean())] for score in scores]
+    return [[*names, MACRO_AVERAGE], *averaged, [*support.tolist(), int(support.sum())]]
 
 
 def precision_recall_f1(
@@ -67,7 +82,8 @@ def confusion_counts(samples: Evaluated) -> Tensor:
 def label_report(samples: Evaluated, names: Sequence[str]) -> list[list[Any]]:
     """The columns of report.csv for several labels per sample.
 
-    Precision, recall, F1, average precision and support of each label, 0 without any samples.
+    Precision, recall, F1, average precision and support of each label, 0 without any samples. The
+    last row has their means, and the sum of the support.
     """
     truth = samples.labels.bool()  # (S, K)
     predicted = is_predicted(samples.predictions)  # (S, K)
@@ -77,4 +93,6 @@ def label_report(samples: Evaluated, names: Sequence[str]) -> list[list[Any]]:
     for label in support.nonzero().flatten().tolist():  # torchmetrics warns of the others
         probabilities = samples.predictions[:, label]
         ranked[label] = binary_average_precision(probabilities, truth[:, label].long())
-    return [list(names), *(column.tolist() for column in (*scores, ranked, support))]
+    return with_average(
+        names, (*scores, ranked), support, torch.ones_like(support, dtype=torch.bool)
+    )

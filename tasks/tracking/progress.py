@@ -23,16 +23,18 @@ def progress_callbacks(wanted: bool | None, max_time: Any) -> list[Callback]:
         return []
     estimates: list[Callback] = [TimeEstimate()] if max_time is None else []
     display: Callback = Bar() if sys.stdout.isatty() else ProgressLines()
-    return [display, *estimates]
+    return [display, MeanLossRestart(), *estimates]
 
 
 def progress_line(trainer: pl.Trainer, task: pl.LightningModule, width: float = math.inf) -> str:
-    """Epoch, step, and the latest losses and metrics of the validation, the task's monitor first.
+    """Epoch, step, losses, and metrics of the latest validation, the task's monitor first.
 
-    What does not fit into `width` columns is left out.
+    The training loss is the mean over the steps since the validation before, or since the start of
+    the epoch if that was later. What does not fit into `width` columns is left out.
     """
     assert isinstance(task, Task)
-    metrics = trainer.callback_metrics
+    loss = task.loss_weighting.mean_loss()
+    metrics = trainer.callback_metrics | ({} if loss is None else {"train/loss": loss})
     validated = sorted(name for name in metrics if name.startswith("val/"))
     steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
     line = f"{epoch_of(trainer)}  step {trainer.global_step}{steps}"
@@ -65,6 +67,17 @@ def is_fit(trainer: pl.Trainer) -> bool:
     """Whether this is a step or a validation of `fit`, on the process that prints."""
     is_training = trainer.state.fn == "fit" and not trainer.sanity_checking
     return is_training and trainer.is_global_zero
+
+
+class MeanLossRestart(Callback):
+    """Restarts the mean loss of `progress_line` with each epoch, and after each validation."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        pl_module.loss_weighting.restart()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_train_epoch_start(trainer, pl_module)
 
 
 class ProgressLines(Callback):

@@ -198,6 +198,9 @@ class RunRecord(Callback):
         assert isinstance(pl_module, Task)
         check_monitors(trainer, pl_module.logged_metrics())
         self.start_clock(pl_module)  # a resumed run may start within an epoch
+        # So that a run of few steps logs its last one.
+        every = min(trainer.log_every_n_steps, pl_module.total_steps())  # type: ignore[attr-defined]
+        trainer.log_every_n_steps = every  # type: ignore[attr-defined]
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         create_run_folder(self.folder, pl_module.name)

@@ -20,6 +20,7 @@ class LossWeighting:
 
     def __init__(self) -> None:
         self.sums: Tensor | None = None  # (1 + K,): targets, and K means, each times its targets
+        self.past_sums: Tensor | None = None  # (2,): targets and losses of steps since `restart`
         self.names: list[str] = []
 
     def add(
@@ -64,7 +65,16 @@ class LossWeighting:
             divided = SCALE * trainer.accumulate_grad_batches * trainer.world_size
             for gradient in gradients:
                 gradient.mul_(divided / sums[0])
+        self.past_sums = sums[:2] + (0 if self.past_sums is None else self.past_sums)
         return dict(zip(self.names, sums[1:] / sums[0], strict=True))
+
+    def restart(self) -> None:
+        """Begins a new mean loss."""
+        self.past_sums = None
+
+    def mean_loss(self) -> float | None:
+        """Mean over the targets of the steps since `restart`; None without a step."""
+        return None if self.past_sums is None else float(self.past_sums[1] / self.past_sums[0])
 
     @staticmethod
     def _is_single(trainer: Trainer) -> bool:

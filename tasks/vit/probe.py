@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from datamodules.images import ImageData
-from datamodules.utils.files import write_text
+from datamodules.utils.files import read_object, write_text
 from datamodules.utils.progress import progress_bar
 from modules.models.images import ImageNet, build_image_net
 from modules.pretrained.weights import CLASSIFIERS, load_weights
@@ -74,7 +75,14 @@ def probe_images(options: ProbeOptions, data: Options) -> None:
     print(f"{images.origin}: {counts} images, {format_count(width, 'feature')} each")
     print_table(found)
     if folder is not None:
-        write(found, folder, {"model": options.ckpt_path, "data": images.origin, "samples": sizes})
+        about = {
+            "model": options.ckpt_path,
+            "data": images.origin,
+            "samples": sizes,
+            "k": options.k,
+            "temperature": options.temperature,
+        }
+        write(found, folder, about)
 
 
 def frozen_network(model: Pretrained) -> ImageNet:
@@ -123,7 +131,12 @@ def print_table(found: list[Probed]) -> None:
 
 
 def write(found: list[Probed], folder: Path, about: Options) -> None:
-    """Writes probe.json and probe.csv."""
+    """Writes probe.json and probe.csv; says what other probe they replace."""
+    earlier: Options = {}
+    with suppress(OSError, ValueError):
+        earlier = read_object(folder / "probe.json")
+    changed = [f"{name} {earlier.get(name)}" for name in about if earlier.get(name) != about[name]]
+    note = f" (they replace those of another probe: {', '.join(changed)})"
     results = [one._asdict() for one in found]
     write_text(folder / "probe.json", json.dumps({**about, "results": results}, indent=1) + "\n")
     columns = [[one.settings.get(name) for one in found] for name in SETTINGS]
@@ -137,4 +150,4 @@ def write(found: list[Probed], folder: Path, about: Options) -> None:
             [one.test for one in found],
         ],
     )
-    print(f"\nwritten: {folder}/probe.json, probe.csv")
+    print(f"\nwritten: {folder}/probe.json, probe.csv{note if earlier and changed else ''}")

@@ -73,7 +73,7 @@ class ViTTask(ImageTask, ClassifierTask):
         self.teacher_config = teacher
         self.tta = tta
         self.collected: dict[str, Picture] = {}
-        self.mistakes: list[tuple[Any, ...]] = []
+        self.mistakes: dict[int, tuple[Any, ...]] = {}  # by position in the data
 
     @classmethod
     def for_network(cls, net: Mapping[str, Any]) -> type["ViTTask"]:
@@ -151,13 +151,11 @@ class ViTTask(ImageTask, ClassifierTask):
     def reset_media(self) -> None:
         super().reset_media()
         self.collected = {}
-        self.mistakes = []
+        self.mistakes = {}
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps misclassified images, and draws the attention rollout of the first images."""
         super().collect_media(batch, outputs)
-        if self.collected and len(self.mistakes) >= MAX_MISTAKES:
-            return
         if self.problem_type != "single_label_classification":
             return
         images = batch["image"]
@@ -180,14 +178,20 @@ class ViTTask(ImageTask, ClassifierTask):
                     lambda file: draw(first, attention, titles, file)
                 )
         wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
-        for i in wrong[: MAX_MISTAKES - len(self.mistakes)].tolist():
-            self.mistakes.append((images[i].clone().cpu(), *names[i], float(confidence[i])))
+        found = dict(zip(batch["index"].cpu()[wrong].tolist(), wrong.tolist(), strict=True))
+        kept = sorted([*self.mistakes, *found], key=spread_key)[:MAX_MISTAKES]
+        for position in kept:
+            if position in found:
+                i = found[position]
+                row = (images[i].clone().cpu(), *names[i], float(confidence[i]))
+                self.mistakes[position] = row
+        self.mistakes = {position: self.mistakes[position] for position in sorted(kept)}
 
     def media(self, split: str) -> dict[str, Table | Picture]:
         media = super().media(split) | self.collected
         if self.problem_type == "single_label_classification":
             columns = ("image", "label", "prediction", "probability")
-            media["misclassified"] = Table(columns, self.mistakes)
+            media["misclassified"] = Table(columns, list(self.mistakes.values()))
         return media
 
     def logits(self, batch: Batch, views: ViewsName) -> Tensor:
@@ -202,16 +206,25 @@ class ViTTask(ImageTask, ClassifierTask):
     def write_predictions(
         self, trainer: pl.Trainer, datamodule: ImageData, file: PredictionFile
     ) -> None:
-        found = self.predict_inputs(trainer, datamodule, file)
+        is_printed = datamodule.predicts_one_image
+        is_written = not (is_printed and file.is_default)
+        found = self.predict_inputs(trainer, datamodule, file if is_written else None)
         if found is None:
             return
-        paths, predictions = found
+        paths, predictions, others = found
+        if is_printed:
+            print(predictions[0].line(file.top_k))
+        if not is_written:
+            return
         bad = set(datamodule.skipped)
         if predicts_all(trainer):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
-        if len(paths) == 1:
-            print(predictions[0].line(file.top_k))
-        self.save_predictions(file, paths, predictions, sorted(bad))
+        self.save_predictions(file, paths, predictions, others, sorted(bad))
+
+
+def spread_key(position: int) -> int:
+    """A number by which samples are chosen: the lowest ones are spread evenly over the data."""
+    return position * 2654435761 % 2**32  # 2^32 over the golden ratio (Knuth)
 
 
 class SwinTask(ViTTask):

@@ -3,22 +3,28 @@
 import csv
 import itertools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 from sklearn.metrics import (
     average_precision_score,
+    classification_report,
     precision_recall_fscore_support,
     roc_auc_score,
 )
 
+from datamodules.images import ImageData, LoadingOptions
 from tasks.bert.task import auroc
 from tasks.problems import PROBLEMS
 from tasks.tracking.class_reports import class_report, label_report, most_confused
 from tasks.tracking.evaluated import Evaluated
+from tasks.tracking.media import MediaLogger, Table
+from tasks.vit.task import MAX_MISTAKES, ViTTask
 from tests.helpers.command import Console, run
-from tests.helpers.tiny import NET
+from tests.helpers.tiny import NET, write_images
 
 FIGURES = ("confusion", "roc", "calibration", "embeddings", "attention", "misclassified")
 TINY_TEXTS = (
@@ -39,9 +45,10 @@ def test_report_equals_that_of_scikit_learn() -> None:
         truth, guess, labels=range(4), average=None, zero_division=0.0
     )
     first, *columns = class_report(counts, names)
-    assert first == names
-    for column, values in zip(columns, expected, strict=True):
-        assert column == pytest.approx(values.tolist())
+    assert first == [*names, "macro avg"]
+    average = classification_report(truth, guess, output_dict=True)["macro avg"].values()
+    for column, values, mean in zip(columns, expected, average, strict=True):
+        assert column == pytest.approx([*values.tolist(), mean])
     found = list(zip(*most_confused(counts, names), strict=True))
     assert found[0] == ("a", "b", 1) and len(found) == 3
     assert {(row[0], row[1]) for row in found} == {("a", "b"), ("c, d", "a"), ("c, d", "b")}
@@ -74,7 +81,8 @@ def test_classes_without_samples_need_no_warning() -> None:
     sets = torch.stack([labels, 1 - labels, 0 * labels], dim=1)
     found = label_report(Evaluated(probabilities, sets, torch.arange(30)), ["a", "b", "none"])
     ranked = [average_precision_score(sets[:, i], probabilities[:, i]) for i in (0, 1)]
-    assert found[4] == pytest.approx([*ranked, 0], abs=1e-6) and found[5] == [15, 15, 0]
+    mean = sum(ranked) / 3
+    assert found[4] == pytest.approx([*ranked, 0, mean], abs=1e-6) and found[5] == [15, 15, 0, 30]
     metadata = {"class_names": ["a", "b", "none"], "target_mean": 0.0, "target_std": 1.0}
     metrics = PROBLEMS["multi_label_classification"](metadata).metrics()
     metrics["map"].update(probabilities, sets)
@@ -94,16 +102,32 @@ def test_evaluations_write_into_a_folder(
     names = {f"{prefix}{name}" for name in RESULTS} | {f"{split}.json"}
     assert {path.name for path in Path("out").iterdir()} == names
     with open(f"out/{prefix}report.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+        *rows, average = csv.DictReader(file)
     sizes = {"test": 359, "val": 143}
+    assert average["class"] == "macro avg" and int(average["support"]) == sizes[split]
     assert sum(int(row["support"]) for row in rows) == sizes[split]
     found = json.loads(Path(f"out/{split}.json").read_text())
     right = sum(float(row["recall"]) * int(row["support"]) for row in rows)
     assert found[f"{split}/acc"] == pytest.approx(right / sizes[split], abs=1e-3)
+    assert found[f"{split}/f1"] == pytest.approx(float(average["f1"]), abs=1e-5)
     assert found["task"] == "vit" and command in found["command"]
     assert found["device"] == "cpu" and found[f"{split}_samples"] == sizes[split]
     values = [value for value in found.values() if isinstance(value, float)]
     assert values and values == [float(f"{value:.6g}") for value in values]  # as in summary.json
+
+
+def test_misclassified_images_are_from_all_parts_of_the_data(best: Path, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "digits", tuple("0123456789"), count=8, side=8)
+    shutil.copytree(folder / "train", folder / "test")
+    task = ViTTask.load_from_checkpoint(best)
+    data = ImageData(path=str(folder), loading=LoadingOptions(eval_batch_size=16))
+    data.set_metadata(task.metadata)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    pl.Trainer(logger=False, callbacks=[MediaLogger()], **quiet).test(task, data, verbose=False)
+    shown = task.media("test")["misclassified"]
+    assert isinstance(shown, Table) and len(shown.rows) == MAX_MISTAKES
+    assert all(label != guess for _, label, guess, _ in shown.rows)
+    assert len({label for _, label, _, _ in shown.rows}) >= 9
 
 
 def labelled_texts(folder: Path, problem_type: str) -> str:

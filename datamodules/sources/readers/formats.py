@@ -122,7 +122,11 @@ def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | 
 
 
 def read_csv(
-    path: Path, reject: Reject, header: bool = True, quoted_tsv: bool = True
+    path: Path,
+    reject: Reject,
+    header: bool = True,
+    quoted_tsv: bool = True,
+    delimiter: str | None = None,
 ) -> Iterator[Row]:
     """The rows of a CSV file, or of a .tsv file, with the line each begins at.
 
@@ -131,21 +135,21 @@ def read_csv(
         reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
         quoted_tsv: Whether cells of TSV files may be quoted.
+        delimiter: Of cells; None: a comma (.tsv: a tab), or else the header's first ; | or tab.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
     """
     csv.field_size_limit(MAX_CELL)  # the default is 128 kB
-    suffix = uncompressed_suffix(path)
-    is_tsv = suffix == ".tsv"
-    dialect = csv.excel_tab if is_tsv else csv.excel
+    is_tsv = uncompressed_suffix(path) == ".tsv"
+    cut = delimiter or ("\t" if is_tsv else ",")
     quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
         if cast(io.BufferedReader, file).peek(2)[:2] in UTF16_MARKS:
             raise DataError(f"{path} {not_utf8(path)}.")
         lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
-        reader = csv.reader(lines, dialect, quoting=quoting, strict=True)
+        reader = csv.reader(lines, delimiter=cut, quoting=quoting, strict=True)
         next_line = 1
         try:
             for cells in reader:
@@ -165,11 +169,9 @@ def read_csv(
                     if fault is not None:
                         raise DataError(f"{place} {fault}: fix the names of the columns.")
                     mark = re.search(r"[;|\t]", names[0])
-                    if len(names) == 1 and mark:
-                        raise DataError(
-                            f"{place} has {mark[0]!r} between its cells, but a {suffix} file must "
-                            f"have {dialect.delimiter!r}: save it so (a .tsv file has tabs)."
-                        )
+                    if len(names) == 1 and mark and delimiter is None:
+                        yield from read_csv(path, reject, header, quoted_tsv, mark[0])
+                        return
                     continue
                 names = names or [str(i + 1) for i in range(len(cells))]
                 if fault is None:

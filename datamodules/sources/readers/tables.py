@@ -46,6 +46,15 @@ class TableSplit:
         """The name of row i in a message."""
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
+    def cells(self, positions: Tensor, without: str) -> dict[str, list[Any]]:
+        """Cells of the rows at some positions, by column; without one column, and without bytes."""
+        table = self.columns.take(pa.array(positions.numpy()))
+        found: dict[str, list[Any]] = {}
+        for field, column in zip(table.schema, table.columns, strict=True):
+            if field.name not in (without, *found) and not is_encoded(field.type):
+                found[field.name] = column.to_pylist()
+        return found
+
     def count(self, faulty: Sequence[int]) -> str:
         """In parentheses, how many rows have the fault of a message, and which; empty if one has.
 
@@ -191,6 +200,12 @@ class TableSource(Source):
                 self.reject(f"line {line} of {path}", fault)
 
 
+def is_encoded(kind: pa.DataType) -> bool:
+    """Whether an Arrow type is one of bytes, or nested, as encoded images are."""
+    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(is_bytes or pa.types.is_struct(kind))
+
+
 def type_fault(
     row: dict[str, Any], names: Sequence[str], types: tuple[type, ...] = (str,)
 ) -> str | None:
@@ -208,8 +223,8 @@ def type_fault(
 
 
 def as_text(cell: Any) -> str | None:
-    """A cell of JSON as text, a list as JSON; None if it is neither text, a number nor a list."""
-    if type(cell) in (int, float, list):
+    """A cell of JSON as text, a list as JSON; None if it is an object or null."""
+    if type(cell) in (int, float, bool, list):
         return json.dumps(cell)
     return cell if isinstance(cell, str) else None
 

@@ -108,6 +108,13 @@ def test_a_missing_file_is_told_with_the_nearest_and_what_else_is_read(path: str
             source.prepare()
 
 
+def test_a_name_that_is_not_near_is_not_suggested() -> None:
+    touch("dates/a.txt")
+    with pytest.raises(UsageError) as caught:
+        choose_source(DOCUMENTS, None, "d/data", HubOptions())
+    assert "dates" not in str(caught.value)
+
+
 def test_a_kind_of_file_has_the_same_name_in_all_tasks() -> None:
     expected = {"train.csv": "csv", "train.tsv": "csv", "train.jsonl": "jsonl"}
     expected |= {"train.parquet": "hub", "train.arrow": "hub"}

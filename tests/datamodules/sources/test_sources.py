@@ -186,6 +186,15 @@ def test_tables_without_a_header(ending: str, between: str) -> None:
     assert [column[3].as_py() for column in turned.records("train").columns] == ["ein 3", "a 3"]
 
 
+@pytest.mark.parametrize(("ending", "between"), [("csv", ";"), ("csv", "\t"), ("tsv", "|")])
+def test_other_marks_between_cells_are_told_by_the_header(ending: str, between: str) -> None:
+    rows = [("en", "de"), *((f'"a, {i}"', f"ein, {i}") for i in range(10))]
+    path = write(Path(f"pairs.{ending}"), "".join(f"{between.join(row)}\n" for row in rows))
+    found = build(f"pairs null {path}").records("train")
+    expected = {"csv": "a, 3", "tsv": '"a, 3"'}[ending]
+    assert [column[3].as_py() for column in found.columns] == [expected, "ein, 3"]
+
+
 def test_aligned_files_of_other_suffixes() -> None:
     write(Path("d/train.english"), "a\n" * 9)
     write(Path("d/train.german"), "b\n" * 9)

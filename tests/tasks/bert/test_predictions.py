@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tessera
@@ -46,12 +47,21 @@ def test_several_texts_and_the_most_likely_class(console: Console, best: Path) -
 def test_a_text_without_text_is_refused(console: Console, best: Path) -> None:
     line = f"predict --ckpt_path {best}"
     console.refused(f'{line} --text ""', "--text", task="bert")
-    console.refused(f'{line} --text good --text " "', "--text 2", task="bert")
+    console.refused(f'{line} --text good --text " "', "--text 2 of 2 is empty", task="bert")
     model = tessera.load(best, kind=tessera.TextClassifier)
     for texts in ("", " \n", ["good", ""]):
         with pytest.raises(UsageError):
             model.predict(texts)
     assert len(model.predict(["good", "a"])) == 2
+
+
+def test_the_output_is_named_not_its_hidden_files(console: Console, best: Path) -> None:
+    Path("lines.txt").write_text("good\n")
+    name = f"{246 * 'a'}.csv"  # 255 characters are allowed, and hidden files have more
+    error = console.refused(
+        f"predict --ckpt_path {best} --input lines.txt --output {name}", f"'{name}'", task="bert"
+    )
+    assert ".part" not in error
 
 
 def test_what_may_be_an_input_is_told(console: Console, best: Path) -> None:
@@ -106,6 +116,38 @@ def test_formats_of_predictions(top_k: int | None, console: Console, best: Path)
         assert len(entry["probabilities"]) == (top_k or 2)
         first = next(iter(entry["probabilities"].items()))
         assert first[0] == row["label"] and first[1] >= 0.5
+
+
+def test_other_columns_of_a_table_are_kept(console: Console, best: Path) -> None:
+    """In the order of the rows, without those that are skipped; labels are the predicted ones."""
+    ids = {"a": 1, "b b b b b b": 2, "": 3, "c c": 4}
+    rows = [
+        {"id": i, "text": text, "label": "asked", "weight": i / 3, "seen": i == 1}
+        for text, i in ids.items()
+    ]
+    Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pq.write_table(pa.Table.from_pylist(rows), "asked.parquet")
+    with open("asked.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    for kind in ("csv", "jsonl", "parquet"):
+        line = f"predict --ckpt_path {best} --input asked.{kind} --data.skip_bad true"
+        console.printed(f"{line} --output out.csv", "bert")
+        with open("out.csv", newline="") as file:
+            found = [*csv.DictReader(file)]
+        assert list(found[0])[:2] == ["text", "label"] and list(found[0])[-1] == "seen"
+        assert [(row["text"], int(row["id"])) for row in found] == [
+            (text, i) for text, i in ids.items() if text
+        ]
+        assert [float(row["weight"]) for row in found] == [1 / 3, 2 / 3, 4 / 3]
+        assert [row["seen"].lower() for row in found] == ["true", "false", "false"]
+        assert "asked" not in {row["label"] for row in found}
+        console.printed(f"{line} --output out.jsonl", "bert")
+        entries = [json.loads(text) for text in Path("out.jsonl").read_text().splitlines()]
+        assert [int(entry["id"]) for entry in entries] == [1, 2, 4]
+    console.printed(f"{line} --output out.parquet", "bert")
+    assert pq.read_table("out.parquet").column("seen").to_pylist() == [True, False, False]
 
 
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])

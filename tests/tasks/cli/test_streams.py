@@ -73,7 +73,7 @@ def test_closed_in_training_and_prediction(tmp_path: Path) -> None:
     done = shell(f"fit {SHORT} --run_dir r <&- >&- 2>&-", "vit")
     assert done.returncode == 0 and checkpoint("r")["global_step"] == 8
     picture(8, "L").save("a.png")
-    line = "predict --ckpt_path r/checkpoints/best.ckpt --input a.png"
+    line = "predict --ckpt_path r/checkpoints/best.ckpt --input a.png --output predictions.csv"
     assert shell(f"{line} <&- >&- 2>&-", "vit").returncode == 0
     assert Path("predictions.csv").read_text().splitlines()[1].startswith("a.png,")
 
@@ -119,7 +119,8 @@ def test_what_is_not_utf8_is_named(line: str, console: Console) -> None:
 
 def test_predictions_of_files_that_are_not_utf8(best: Path) -> None:
     picture(8, "L").save(f"{NOT_UTF8}.png")
-    assert run(f"predict --ckpt_path {best} --input {NOT_UTF8}.png") == 0
+    line = f"predict --ckpt_path {best} --input {NOT_UTF8}.png --output predictions.csv"
+    assert run(line) == 0
     assert Path("predictions.csv").read_bytes().splitlines()[1].startswith(rb"caf\xe9.png,")
 
 

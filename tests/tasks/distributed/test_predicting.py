@@ -16,6 +16,7 @@ from tasks.distributed.predicting import PartFile, Record, fingerprint
 from tests.helpers.command import Console, environment, run
 from tests.helpers.forked import Server
 from tests.helpers.launched import DDP, TORCHRUN
+from tests.helpers.results import table
 from tests.helpers.tiny import NET, picture
 
 BATCHES = 11
@@ -61,6 +62,8 @@ def lines(best: Path, bert_best: Path, tmp_path: Path) -> dict[str, str]:
         picture(8 + number % 3, "L").save(tmp_path / f"images/{number:02}.png")
     texts = [f"a {'very ' * (i % 7)}good film seen {i} times" for i in range(4 * BATCHES - 1)]
     (tmp_path / "lines.txt").write_text("\n".join(texts))
+    rows = "".join(f"{text},{i}\n" for i, text in enumerate(texts))
+    (tmp_path / "asked.csv").write_text(f"text,id\n{rows}")
     size = "--data.loading.eval_batch_size 4"
     return {
         "vit": f"predict --ckpt_path {best} --input images {size}",
@@ -100,11 +103,14 @@ def test_several_processes_write_the_file_of_one(
     task: str, lines: dict[str, str], predicted_batches: Callable[..., list[int]], tmp_path: Path
 ) -> None:
     """Each batch once; 11 batches are a multiple of no number of processes."""
+    line = lines[task].replace("lines.txt", "asked.csv")
     for ranks in (1, 2, 3):
-        found = predicted_batches(f"{lines[task]} --output {ranks}.csv", task, ranks)
+        found = predicted_batches(f"{line} --output {ranks}.csv", task, ranks)
         assert sorted(found) == list(range(BATCHES))
     one, two, three = ((tmp_path / f"{ranks}.csv").read_bytes() for ranks in (1, 2, 3))
     assert one == two == three and one.count(b"\n") == {"vit": 43, "bert": 44}[task]
+    if task == "bert":
+        assert [row["id"] for row in table(tmp_path / "3.csv")] == [str(i) for i in range(43)]
 
 
 @every_task
@@ -116,12 +122,13 @@ def test_a_killed_command_goes_on(
     tmp_path: Path,
 ) -> None:
     """Also in another number of processes, and if half a batch was written."""
-    predicted_batches(f"{lines[task]} --output whole.csv", task)
+    line = lines[task].replace("lines.txt", "asked.csv")
+    predicted_batches(f"{line} --output whole.csv", task)
     part = tmp_path / ".predictions.csv.part"
     for ranks in (1, 2):
-        kill_after(3, lines[task], task, server, tmp_path)
+        kill_after(3, line, task, server, tmp_path)
         os.truncate(part, part.stat().st_size - 9)
-        found = predicted_batches(lines[task], task, ranks)
+        found = predicted_batches(line, task, ranks)
         assert sorted(found) == list(range(2, BATCHES))  # the third batch was cut off
         assert "8 of 4" in (tmp_path / "out0").read_text()  # says where it goes on
         assert (tmp_path / "predictions.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()

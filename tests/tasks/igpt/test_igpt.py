@@ -155,11 +155,22 @@ def test_features_are_the_normed_states_of_transformers(trained: Path, theirs: A
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
 
 
+def test_embed_is_the_mean_over_the_pixels(trained: Path) -> None:
+    model = tessera.load(trained, kind=tessera.ImageGenerator)
+    images = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    vector = model.embed(images[1])
+    with torch.no_grad():
+        hidden = model.net(model.model.inputs(model.tokens(images[1])))  # (1, N, E)
+    torch.testing.assert_close(vector, hidden[0].mean(0))
+    assert torch.equal(model.embed(list(images))[1], vector)
+
+
 def test_probe(trained: Path, console: Console) -> None:
     console.printed(f"probe {CKPT} {trained} --output p --limit 200", "igpt")
     with Path("p/probe.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["layer"] for row in rows] == ["0", "1", "2"]
+    assert [row["output_of"] for row in rows] == ["embedding", "block 0", "block 1"]
     assert all(0.2 < float(row["test"]) <= 1 for row in rows)  # chance is 0.1
     assert all(float(row["val_loss"]) < math.log(10) for row in rows)
     assert Image.open("p/probe.png").format == "PNG"

@@ -21,6 +21,7 @@ from tasks.tracking import progress
 from tasks.tracking.progress import TimeEstimate, duration
 from tasks.vit.task import ViTTask
 from tests.helpers.command import Console, Patch, environment
+from tests.helpers.results import logged, metrics
 from tests.helpers.tiny import TINY, write_data
 
 LINE = (
@@ -103,6 +104,20 @@ def test_no_estimate_without_an_end(console: Console, monkeypatch: Patch) -> Non
     schedule = "--model.optimizer.schedule constant --model.optimizer.warmup 0"
     out, _ = console.printed(f"{LINE} {endless} {schedule}")
     assert "training left" not in out
+
+
+def test_a_line_has_the_mean_training_loss_since_the_line_before(console: Console) -> None:
+    every_step = "--trainer.max_epochs 1 --trainer.log_every_n_steps 1 --run_dir r"
+    out, _ = console.printed(f"{LINE} {every_step}")
+    (shown,) = re.findall(r"^epoch 1/1  step 30  train/loss (\S+)", out, re.M)
+    losses = logged("r")
+    assert len(losses) == 30 and abs(losses[-1] - sum(losses) / 30) > 1e-3
+    assert float(shown) == pytest.approx(sum(losses) / 30, abs=1e-4)
+
+
+def test_a_run_of_few_steps_logs_the_last_one(console: Console) -> None:
+    console.printed(f"{LINE} --trainer.max_epochs 2 --trainer.limit_train_batches 3 --run_dir r")
+    assert [row["step"] for row in metrics("r") if "train/loss" in row] == ["6"]
 
 
 def test_a_line_at_least_every_30_seconds(console: Console, monkeypatch: Patch) -> None:

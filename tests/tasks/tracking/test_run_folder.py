@@ -297,7 +297,7 @@ def test_exports_and_predictions_replace_links(best: Path) -> None:
     Path("file").write_text("kept")
     for name in ("predictions.csv", "model.safetensors"):
         Path(name).symlink_to("file")
-    assert run(f"predict --ckpt_path {best} --input one.png") == 0
+    assert run(f"predict --ckpt_path {best} --input one.png --output predictions.csv") == 0
     assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 0
     assert Path("file").read_text() == "kept" and not Path("predictions.csv").is_symlink()
 

@@ -80,7 +80,9 @@ def predictions(path: str = "predictions.csv") -> list[dict[str, str]]:
 def test_predictions_of_images(best: Path, console: Console) -> None:
     line = f"predict --ckpt_path {best} --input"
     picture(8, "L").save("a.png")
-    assert run(f"{line} a.png") == 0
+    answer, _ = console.printed(f"{line} a.png")
+    assert answer.startswith("label ") and not Path("predictions.csv").exists()
+    assert run(f"{line} a.png --output predictions.csv") == 0
     (row,) = predictions()
     assert list(row) == ["path", "label", *map(str, range(10))] and row["path"].endswith("a.png")
     probabilities = torch.tensor([float(row[str(digit)]) for digit in range(10)])
@@ -96,8 +98,12 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     found = predictions("out/predictions.csv")
     assert [Path(row["path"]).stem for row in found] == ["CMYK", "L", "RGB"]
     assert not Path("predictions.csv").exists()
+    Path("config.yaml").touch()  # of a run folder
+    Path("predictions.csv").write_text("those of the test")
+    console.refused(f"{line} images", "--output")
+    Path("config.yaml").unlink()
     Path("images/bad.png").write_bytes(b"not an image")
-    console.refused(f"{line} images", "bad.png", "skip_bad", code=1)
+    console.refused(f"{line} images --output new.csv", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
     assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
 
@@ -108,16 +114,19 @@ def test_predictions_of_images_in_a_table(name: str, best: Path, console: Consol
     for number in range(3):
         Path("d/images").mkdir(parents=True, exist_ok=True)
         picture(8, "L").save(f"d/images/{number}.png")
-    rows = [{"file_name": f"images/{number}.png", "label": 0.5} for number in (2, 0, 1)]
+    rows: list[dict[str, Any]] = [
+        {"file_name": f"images/{number}.png", "label": 0.5, "id": number} for number in (2, 0, 1)
+    ]
     line = f"predict --ckpt_path {best} --input"
     console.printed(f"{line} {write(Path(name), rows)}")
     found = predictions()
     assert [row["path"] for row in found] == [row["file_name"] for row in rows]
+    assert [row["id"] for row in found] == ["2", "0", "1"]
     console.printed(f"{line} d/images")
     labels = {row["path"].removeprefix("d/"): row["label"] for row in predictions()}
     assert {row["path"]: row["label"] for row in found} == labels
     write(Path(name), [{"photo": row["file_name"]} for row in rows])
-    console.refused(f"{line} {name}", "image_column to one of photo")
+    console.refused(f"{line} {name}", "image_column to photo")
     console.printed(f"{line} {name} --data.dataset.image_column photo")
     Path("d/images/1.png").unlink()
     bad = f"{line} {name} --data.dataset.image_column photo"

@@ -94,6 +94,11 @@ def test_other_data_and_few_labels(run_copy: Path, console: Console) -> None:
     write_images(Path("images"), ("a", "b"), count=20, side=8)
     line = f"probe --ckpt_path {run_copy} --data.path images --data.dataset.val_fraction 0.25"
     console.printed(f"{line} --output other")
+    assert "replace" not in console.printed(f"{line} --output other")[0]
+    assert (
+        "(they replace those of another probe: k 20)"
+        in (console.printed(f"{line} --output other --k 3")[0])
+    )
     found = json.loads(Path("other/probe.json").read_text())
     assert found["data"] == "images" and found["samples"]["val"] == 10
 
