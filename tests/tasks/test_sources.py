@@ -1,5 +1,6 @@
 """A path alone says what a run reads, and the run keeps to it."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -78,4 +79,19 @@ def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console
     for _ in range(2):  # the second reads tokens from the cache
         shutil.rmtree("r")
         out, _ = console.printed(f"{line} --data.max_length 8", "lm")
-        assert out.splitlines()[0].endswith("validation rows; text column body")
+        assert out.splitlines()[0].endswith("test rows; text column body")
+
+
+@pytest.mark.parametrize("task", ["lm", "mlm"])
+def test_a_text_that_is_cut_has_as_many_test_samples_as_are_tested(
+    task: str, console: Console
+) -> None:
+    for split, count in (("train", 40), ("test", 12)):
+        write(Path(f"d/{split}.csv"), rows(count))
+    line = FIT.replace("--trainer.limit_test_batches 0", "--data.max_length 8")
+    line += " --data.tokenizer.vocabulary 300 --data.batch_size 8 --data.path d"
+    out, _ = console.printed(line, task)
+    counted = re.search(r" validation and (\d+) test (rows|chunks)", out.splitlines()[0])
+    assert counted is not None, out
+    out, _ = console.printed("test --ckpt_path r", task)
+    assert f" {counted[1]} {counted[2]} to test" in out.splitlines()[0]
