@@ -176,11 +176,14 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._datasets[split]
 
     def test_size(self) -> int | None:
-        """Samples of the data's own test split, which is not loaded; None if that must be."""
+        """Samples of the data's own test split; None if there is none, or no source.
+
+        The split is loaded only if what the source reads is cut into samples.
+        """
         source: Any = self.source
-        if self.splits_samples or not self.sources or not source.has("test"):
+        if not self.sources or not source.has("test"):
             return None
-        return len(source.split("test"))
+        return len(self.dataset("test") if self.splits_samples else source.split("test"))
 
     def metadata(self) -> dict[str, Any]:
         """What a model must know of its data, such as class names: a checkpoint's, or measured."""

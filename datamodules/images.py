@@ -1,7 +1,7 @@
 """Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from datamodules.base import (
 from datamodules.sources import (
     IMAGE_TABLES,
     SOURCES,
+    UNLABELLED_SOURCES,
     DatasetOptions,
     LabelledSource,
     open_source,
@@ -84,7 +85,7 @@ class ImageData(ResumableDataModule):
         loading: Sizes of evaluation batches, workers, memory, seed of the order.
     """
 
-    sources = SOURCES
+    sources: Mapping[str, type[LabelledSource[Records]]] = SOURCES
     source: LabelledSource[Records]
     noun = "images"
     loading_section = "loading."
@@ -110,7 +111,7 @@ class ImageData(ResumableDataModule):
         self.options = dataset
         self.loading = loading
         self.balanced = balanced
-        self.source = open_source(SOURCES, source, path, dataset, skip_bad=skip_bad)
+        self.source = open_source(self.sources, source, path, dataset, skip_bad=skip_bad)
         self.source.keep_labels(label_fraction, loading.seed)
         self._records: dict[str, Records] = {}
         self._skipped: list[str] = []
@@ -183,7 +184,7 @@ class ImageData(ResumableDataModule):
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are not the checkpoint's are refused first."""
         self.source.needs_every_class = stage == "fit"
-        if stage != "predict" and self._metadata:
+        if stage != "predict" and self._metadata.get("class_names"):
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
         if stage == "fit":
@@ -301,3 +302,19 @@ class ImageData(ResumableDataModule):
             raise batch["error"]
         self._skipped += batch.pop("skipped", [])
         return batch
+
+
+class UnlabelledImageData(ImageData):
+    """Batches of images as `ImageData`, for tasks without labels: also from a folder of images.
+
+    Such images, the source `images`, have no classes and label 0. A part is held back for
+    validation, unless there are folders train/ and val/.
+
+    Args:
+        kwargs: Those of `ImageData`.
+    """
+
+    sources = UNLABELLED_SOURCES
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)

@@ -4,15 +4,15 @@ import math
 from typing import Any
 
 from datamodules.base import require_same
-from datamodules.images import ImageData
+from datamodules.images import UnlabelledImageData
 from datamodules.utils.errors import UsageError
 from datamodules.vision.palette import fit_palette, read_palette
 
 DEFAULT_PALETTE = 512  # colours (Chen 2020)
 
 
-class PixelData(ImageData):
-    """Batches of images as `ImageData`, and a palette that turns their pixels into tokens.
+class PixelData(UnlabelledImageData):
+    """Batches of `UnlabelledImageData`, and a palette that turns their pixels into tokens.
 
     Images with few colours, such as the 17 grey levels of the digits, keep all of them; others get
     a palette by k-means on training pixels, for which scikit-learn is needed. Images are tokens

@@ -1,8 +1,11 @@
 """Where samples come from: a source is a class and an entry in its task's dict.
 
 The names mean the same in all tasks: folder (train/CLASS/), csv, jsonl, txt (plain text), hub (a
-data set of the Hugging Face hub, or Parquet files), and those of the embedded data.
+data set of the Hugging Face hub, or Parquet files), images (without labels), and those of the
+embedded data.
 """
+
+from collections import ChainMap
 
 from datamodules.sources.aligned_files import AlignedFiles
 from datamodules.sources.base import Source
@@ -25,6 +28,7 @@ from datamodules.sources.images import (
     DatasetOptions,
     Digits,
     ImageCsv,
+    ImageFiles,
     ImageFolder,
     ImageHub,
     ImageJson,
@@ -61,6 +65,7 @@ __all__ = [
     "PARALLEL",
     "SOURCES",
     "TEXT_SOURCES",
+    "UNLABELLED_SOURCES",
     "CorpusOptions",
     "DatasetOptions",
     "DocumentSource",
@@ -88,6 +93,10 @@ SOURCES: dict[str, type[LabelledSource[Records]]] = {
     "jsonl": ImageJson,
     "hub": ImageHub,
 }
+# Also of images without labels, for tasks that need none; with sources of one's own in `SOURCES`.
+UNLABELLED_SOURCES: ChainMap[str, type[LabelledSource[Records]]] = ChainMap(
+    {"images": ImageFiles}, SOURCES
+)
 TEXT_SOURCES: dict[str, type[TextSource]] = {
     "reviews": Reviews,
     "csv": CsvTexts,

@@ -57,6 +57,7 @@ class Source:
     noun = "images"  # what the samples are called in messages
     unused_options: Set[str] = frozenset()  # options that this source ignores
     embedded = False  # whether the samples come with the program
+    is_fallback = False  # whether a path is read only if no other source reads it
     suffixes: tuple[str, ...] = ()  # of the files that it reads, in lower case
     example = ""  # such a file in messages, such as train.csv
     name = ""  # of this source among those of its task
@@ -245,6 +246,7 @@ def sources_at(sources: Mapping[str, type[Source]], path: Path) -> dict[str, Pat
     """Names of the sources that read what lies at `path`, and a file that each of them reads.
 
     In a folder, only files that are named by split count, if some are: a README may lie beside.
+    Sources with `is_fallback` are left out if there are others.
     """
     by_split: dict[str, Path] = {}
     others: dict[str, Path] = {}
@@ -254,7 +256,8 @@ def sources_at(sources: Mapping[str, type[Source]], path: Path) -> dict[str, Pat
             if name not in found and source.reads(file):
                 found[name] = file
     found = by_split or others
-    return {name: found[name] for name in sources if name in found}
+    preferred = [name for name in found if not sources[name].is_fallback] or found
+    return {name: found[name] for name in sources if name in preferred}
 
 
 def files_at(path: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """Images: embedded digits, data sets of the hub, and the user's own in folders or by a table."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import torch
 from datamodules.embedded import digits
 from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.cells import is_text
-from datamodules.sources.readers.folders import ClassFolders
+from datamodules.sources.readers.folders import ClassFolders, files_by_split
 from datamodules.sources.readers.labels import LabelledTables
 from datamodules.sources.readers.tables import (
     ARROW,
@@ -112,6 +113,34 @@ class ImageFolder(ClassFolders[Records]):
             return None
         paths, labels = self.labelled_files(folder)
         return Records(paths, labels, torch.arange(len(paths)))
+
+
+class ImageFiles(LabelledSource[Records]):
+    """Images without labels, at any depth: `*.jpg`, or `train/*.jpg`; see `files_by_split`."""
+
+    suffixes = IMAGE_ENDINGS
+    example = "*.jpg"
+    is_fallback = True
+    unused_options = ClassFolders.unused_options | {"class_names"}
+    class_names: list[str] = []
+
+    @cached_property
+    def files(self) -> dict[str, list[Path]]:
+        """The files of each split."""
+        return files_by_split(self.require_path("a folder of images"), self.suffixes, self.reject)
+
+    def has(self, split: str) -> bool:
+        return split in self.files
+
+    def records(self, split: str) -> Records | None:
+        return unlabelled(self.files[split]) if self.has(split) else None
+
+    def checked_class_names(self) -> list[str]:
+        """None."""
+        return []
+
+    def require_classes(self, expected: list[str]) -> None:
+        """Nothing: a model without labels takes images of any classes."""
 
 
 class ImageTables(LabelledTables[Records]):

@@ -79,7 +79,9 @@ def probe(options: ProbeOptions) -> None:
     data = build_from_options(PixelData, saved, given)
     data.set_metadata({**model.metadata, **(class_metadata(data) if given else {})})
     data.prepare_data()
-    if data.metadata()["problem_type"] != "single_label_classification":
+    metadata = data.metadata()
+    is_classified = metadata["problem_type"] == "single_label_classification"
+    if not is_classified or not metadata["class_names"]:
         raise UsageError("probe needs images with one class each: name others with --path")
     model = model._replace(net=on_device(model.net, options.device))
     found = probe_layers(model, data, options.limit)

@@ -101,7 +101,8 @@ class Runner:
             forget_failures(self.folder, run)
         waiting = deque(run for run in runs if not is_finished(self.folder, run))
         if len(waiting) < len(runs):
-            print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already")
+            print(f"{self.counts()} already", flush=True)
+            self.printed = time.monotonic()
         self.work_before = self.work_done()
         try:
             while waiting or self.jobs:

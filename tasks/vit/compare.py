@@ -32,11 +32,11 @@ NETWORK = NETWORKS["vit"]
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """How to compare the models named before all options, on data of the first run or `--data.*`.
+    """How to compare. The images are those of the first run, or those of `--data.*`.
 
     Args:
-        batch_size: Images at a time for the speed.
-        repetitions: Measurements of each model, in turns, of which the median counts.
+        batch_size: Images in each batch whose time is measured.
+        repetitions: Times that the speed of each model is measured; the median is printed.
         device: Where to compute; auto: on a GPU if there is one.
         output: Folder for compare.md and compare.csv; null: none.
     """
@@ -75,8 +75,8 @@ class Compared:
 
 def compare(options: CompareOptions, models: list[str], data: Options) -> None:
     """Print parameters, FLOP, images/s and accuracy of several models: compare MODEL MODEL ...
-    A MODEL is a run folder, a checkpoint, `timm/<model>`, `hf/<model>`, or a folder or a
-    .safetensors file of such weights.
+    The MODELs come before all options. Each is a run folder, a checkpoint, `timm/<model>`,
+    `hf/<model>`, or a folder or a .safetensors file of such weights.
     """
     for name in ("batch_size", "repetitions"):
         if getattr(options, name) < 1:

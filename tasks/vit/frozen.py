@@ -26,9 +26,11 @@ def image_data(model: Pretrained, saved: Options, given: Options) -> ImageData:
     """
     dataset = given.get("dataset") or {}
     names_data = bool({"path", "source"} & given.keys()) or "name" in dataset
-    if not saved and not names_data:
+    has_labels = bool(saved) and saved.get("source") != "images"
+    if not has_labels and not names_data:
         raise UsageError(
-            f"{model.option} {model.source} comes without data: give --data.path or --data.source"
+            f"{model.option} {model.source} comes without images with classes: give --data.path or "
+            "--data.source"
         )
     saved = accepted_options(ImageData, **saved)
     if names_data:

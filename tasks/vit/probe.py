@@ -31,13 +31,13 @@ SETTINGS = ("l2", "k", "temperature")
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """A network whose features are classified, on the data of its training or those of `--data.*`.
+    """What to probe. The images are those of the network's training, or those of `--data.*`.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, or its run folder; or, as `--model.pretrained` of
-            `fit`, `timm/<model name>`, `hf/<model>`, or a folder or file of weights.
-        k: Neighbours that vote.
-        temperature: Of their votes: exp(cosine similarity / temperature).
+        ckpt_path: Run folder or checkpoint of `fit`, or what its `--model.pretrained` takes:
+            `timm/<model name>`, `hf/<model>`, or a folder or file of weights.
+        k: Nearest training images that vote on the class of an image.
+        temperature: A vote has the weight exp(cosine similarity / temperature).
         device: Where to compute the features; auto: on a GPU if there is one.
         output: Folder for probe.json and probe.csv; null: the run folder, if there is one.
     """

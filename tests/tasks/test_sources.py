@@ -1,5 +1,6 @@
 """A path alone says what a run reads, and the run keeps to it."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tasks.checkpoints.reading import KEY
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint
 from tests.helpers.tables import write
-from tests.helpers.tiny import NET, write_images
+from tests.helpers.tiny import NET, picture, write_images
 
 FIT = f"fit {NET} --trainer.limit_test_batches 0 --trainer.max_steps 1 --run_dir r"
 TEXTS = f"{FIT} --data.tokenizer.vocabulary 300 --data.batch_size 8 --data.path"
@@ -56,6 +57,26 @@ def test_other_tasks(task: str, line: str, source: str) -> None:
     assert stored_sources() == {source}
 
 
+@pytest.mark.parametrize("task", ["mae", "igpt"])
+def test_a_folder_of_images_without_labels(task: str, console: Console) -> None:
+    Path("images").mkdir()
+    for number in range(10):
+        picture(8).convert("L").save(f"images/{number}.png")
+    line = f"{FIT} --data.path images"
+    size = "--preset digits --model.net.channels null" if task == "mae" else ""
+    out, _ = console.printed(f"{line} {size}", task)
+    assert out.splitlines()[0].startswith("data    images: 9 training and 1 validation images")
+    assert stored_sources() == {"images"}
+    write_images(Path("classes"), side=8)
+    out, _ = console.printed("test --ckpt_path r --data.path classes", task)
+    assert "all 8 images to test" in out
+    console.refused(line, "images holds no files of a known kind", task="vit")
+    if task == "igpt":
+        console.refused("probe --ckpt_path r", "needs images with one class each", task=task)
+    else:
+        console.refused("probe --ckpt_path r", "without images with classes", task="vit")
+
+
 def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console: Console) -> None:
     texts = [{"id": str(i), "body": f"film {i}", "stars": 1 + i % 2} for i in range(40)]
     for split, count in (("train", 40), ("test", 12)):
@@ -78,4 +99,19 @@ def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console
     for _ in range(2):  # the second reads tokens from the cache
         shutil.rmtree("r")
         out, _ = console.printed(f"{line} --data.max_length 8", "lm")
-        assert out.splitlines()[0].endswith("validation rows; text column body")
+        assert out.splitlines()[0].endswith("test rows; text column body")
+
+
+@pytest.mark.parametrize("task", ["lm", "mlm"])
+def test_a_text_that_is_cut_has_as_many_test_samples_as_are_tested(
+    task: str, console: Console
+) -> None:
+    for split, count in (("train", 40), ("test", 12)):
+        write(Path(f"d/{split}.csv"), rows(count))
+    line = FIT.replace("--trainer.limit_test_batches 0", "--data.max_length 8")
+    line += " --data.tokenizer.vocabulary 300 --data.batch_size 8 --data.path d"
+    out, _ = console.printed(line, task)
+    counted = re.search(r" validation and (\d+) test (rows|chunks)", out.splitlines()[0])
+    assert counted is not None, out
+    out, _ = console.printed("test --ckpt_path r", task)
+    assert f" {counted[1]} {counted[2]} to test" in out.splitlines()[0]

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tasks.errors import RunError
+from tasks.lab import runner
 from tasks.lab.__main__ import main
 from tasks.lab.plan import Run
 from tasks.lab.runner import Job, Runner
-from tasks.lab.state import error_of, log_file
-from tests.helpers.command import ROOT, Capture
+from tasks.lab.state import error_of, log_file, run_folder
+from tests.helpers.command import ROOT, Capture, Patch
 from tests.helpers.labs import LAB, rows, start, write_lab
 from tests.helpers.results import summary
 from tests.helpers.wandb_files import records
@@ -155,6 +156,21 @@ def test_errors_are_those_of_the_last_process(tmp_path: Path) -> None:
     process.wait()
     with pytest.raises(RunError):
         Runner("", tmp_path, 1, "").finish(Job(run, "", process, 0))
+
+
+def test_what_was_finished_before_is_said_once(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(runner, "POLL_SECONDS", 0.01)  # before the second run has ended
+    first = Run("first", "vit", {}, 0, [])
+    second = Run("second", "lab", {}, 0, ["no_command"])
+    (tmp_path / "logs").mkdir()
+    run_folder(tmp_path, first).mkdir(parents=True)
+    (run_folder(tmp_path, first) / "summary.json").touch()
+    Runner("", tmp_path, 1, "").run([first, second])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "1 of 2 runs are finished already"
+    assert lines[1].startswith("second failed") and len(lines) == 2
 
 
 FILES = sorted((ROOT / "configs/lab").glob("*.yaml"))
