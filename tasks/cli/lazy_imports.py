@@ -34,7 +34,6 @@ def import_lightning() -> None:
 
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
         logging.getLogger(name).setLevel(logging.WARNING)
 

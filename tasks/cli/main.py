@@ -7,6 +7,7 @@ imports what it needs when it runs.
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -112,6 +113,7 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()  # glibc's malloc
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     if "torch" not in sys.modules:
         set_waiting_policy()
     if command in app.extra_commands:

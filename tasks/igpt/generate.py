@@ -65,7 +65,8 @@ def generate(options: GenerateOptions) -> None:
         pixels = picture.permute(1, 2, 0)  # (3, H, W) -> (H, W, 3)
         Image.fromarray(pixels.numpy()).save(partial, "png")
     print(f"wrote {options.output}")
-    print_note(f"{format_count(len(images), 'image')} in {seconds:.1f} s")
+    size = f"{model.size} x {model.size} pixels"
+    print_note(f"{format_count(len(images), 'image')} of {size} in {seconds:.1f} s")
 
 
 def read_images(model: PixelModel, path: str | None) -> Tensor | None:

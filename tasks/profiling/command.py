@@ -359,8 +359,10 @@ def why_not_measured(
     total = sum(2 * point.flops[0] + point.flops[1] for point in points)
     minutes = 2 * total * (options.repetitions + 1) / peak / 60
     if minutes > options.max_minutes:
+        from tasks.tracking.progress import duration
+
         return (
-            f"Times are left out: they would take about {minutes:,.0f} minutes; give shorter "
+            f"Times are left out: they would take about {duration(60 * minutes)}; give shorter "
             "--lengths, or a larger --max_minutes."
         )
     return ""

@@ -81,13 +81,12 @@ class MeanLossRestart(Callback):
 
 
 class ProgressLines(Callback):
-    """A line after a validation, at most one every `seconds`, and one at least every 30 s.
+    """A line after each validation, and one at least every 30 s.
 
-    That is also so within a validation, a test or a prediction.
+    The latter is also so within a validation, a test or a prediction.
     """
 
-    def __init__(self, seconds: float = 5.0) -> None:
-        self.seconds = seconds
+    def __init__(self) -> None:
         self.last = time.monotonic()
 
     def on_train_batch_end(
@@ -113,9 +112,7 @@ class ProgressLines(Callback):
     on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        is_last_epoch = trainer.current_epoch + 1 == trainer.max_epochs
-        is_final = is_last_epoch or trainer.global_step == trainer.max_steps
-        if is_fit(trainer) and (time.monotonic() - self.last >= self.seconds or is_final):
+        if is_fit(trainer):
             self._print(progress_line(trainer, pl_module))
 
     def _is_due(self) -> bool:

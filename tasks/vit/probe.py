@@ -71,8 +71,9 @@ def probe_images(options: ProbeOptions, data: Options) -> None:
         train, val, test = (extract(net, images, split, advance) for split in SPLITS)
     found = probe(train, val, test, metadata["num_classes"], options.k, options.temperature)
     counts = f"{sizes['train']:,} training, {sizes['val']:,} validation, {sizes['test']:,} test"
+    same = " (the validation images)" * (not images.source.has("test"))
     width = train.features.shape[1]
-    print(f"{images.origin}: {counts} images, {format_count(width, 'feature')} each")
+    print(f"{images.origin}: {counts} images{same}, {format_count(width, 'feature')} each")
     print_table(found)
     if folder is not None:
         about = {

@@ -75,7 +75,8 @@ class ImageTeacher(Teacher):
         images = denormalise(pixels, self.mean, self.std)
         if images.shape[-2:] != tuple(self.size):
             images = F.interpolate(images, self.size, mode="bilinear", antialias=True)
-        images = images.expand(-1, self.channels, -1, -1)  # grey ones in each channel
+        # Grey ones in each channel, with memory of their own, as `normalise` writes into them.
+        images = images.expand(-1, self.channels, -1, -1).contiguous()
         return self.in_order(self.net(normalise(images, self.found.mean, self.found.std)))
 
 

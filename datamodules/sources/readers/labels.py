@@ -311,8 +311,8 @@ class NumberColumn(LabelColumn):
                 fault = f"has the label {cell[:40]}" if cell else "has no number"
                 count = "" if cell else table.count([i for i, c in enumerate(cells) if not c])
                 raise DataError(
-                    f"{table.name(row)} {fault}{count}, but regression needs a number up to 1e30 "
-                    f"in column {self.names[0]}: fix or remove it."
+                    f"{table.name(row)} {fault}{count}, but regression needs a number, "
+                    f"such as 4.5, up to 1e30, in column {self.names[0]}: fix or remove it."
                 )
             numbers.append(number)
         return torch.tensor(numbers)[:, None]  # (S,) -> (S, 1)
