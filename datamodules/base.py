@@ -176,10 +176,7 @@ class ResumableDataModule(pl.LightningDataModule):
         return self._datasets[split]
 
     def test_size(self) -> int | None:
-        """Samples of the data's own test split; None if there is none, or no source.
-
-        The split is loaded only if what the source reads is cut into samples.
-        """
+        """Samples of the data's own test split, loaded if they must be cut; None: there is none."""
         source: Any = self.source
         if not self.sources or not source.has("test"):
             return None

@@ -30,7 +30,9 @@ def pretrained_options(source: str) -> Options:
         del net["pool"]
         for name in NOT_IN_SHAPES:
             del net["stack"][name]
-    data = {"dataset": model.normalisation} if model.normalisation else {}
+    # Grey weights may be named after a model of colour images: the data tell their mean, then.
+    fits = len(model.normalisation.get("mean", ())) == config.channels
+    data = {"dataset": model.normalisation} if fits else {}
     return {"model": {"net": net}, "data": data}
 
 

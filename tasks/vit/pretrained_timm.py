@@ -121,16 +121,9 @@ class TimmFiles(Pretrained):
                 self.base = plain.from_model(model)
                 self.layout = layout_of(model)
                 self.name = name
-        if self.base is not None and not settings:
-            self.use_normalisation_of_timm()
-
-    def use_normalisation_of_timm(self) -> None:
-        """Takes mean and std of the model that the file is named after, if its channels fit."""
-        import timm
-
         tagged = self.files[0].stem
         cfg = timm.get_pretrained_cfg(tagged if timm.is_model_pretrained(tagged) else self.name)
-        if cfg is not None and len(cfg.mean) == self.config().channels:
+        if self.base is not None and not settings and cfg is not None:
             self.normalisation = {"mean": list(cfg.mean), "std": list(cfg.std)}
 
     def read(self) -> State:

@@ -104,6 +104,13 @@ def test_a_file_named_after_a_model_has_its_mean_and_std(name: str) -> None:
     assert (model.metadata["mean"], model.metadata["std"]) == ([*cfg.mean], [*cfg.std])
 
 
+def test_grey_weights_named_after_a_model_of_colour_images_are_trained(console: Console) -> None:
+    net = timm_model("vit_tiny_patch16_224", in_chans=1, num_classes=10)
+    save_file(net.state_dict(), "vit_tiny_patch16_224.safetensors")
+    pretrained = "--model.pretrained vit_tiny_patch16_224.safetensors --model.net.image_size 16"
+    console.printed(f"fit --data.source digits {pretrained} --trainer.fast_dev_run true")
+
+
 def test_a_model_by_name(monkeypatch: Patch) -> None:
     theirs = timm_model("test_vit")
     create = timm.create_model
