@@ -81,6 +81,8 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     *first, last = [f"{size:,} {name}" for name, size in sizes.items()]
     counts = f"{', '.join(first)} and {last}" if first else last
     weights = sum(parameter.numel() for parameter in task.net.parameters())
+    teacher = getattr(task, "teacher_config", None)
+    taught = f", taught by {teacher.path}" if teacher and teacher.path else ""
     where = device_name(task.device)
     if task.device.type == "cpu":
         threads = torch.get_num_threads()
@@ -94,7 +96,7 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
         length += f", {trainer.global_step:,} of them done"
     return [
         data_line(task, f"{counts} {data.noun}"),
-        f"model   {type(task.net).__name__}, {weights:,} parameters",
+        f"model   {type(task.net).__name__}, {weights:,} parameters{taught}",
         f"device  {where}{processes}, {PRECISIONS.get(trainer.precision or '', trainer.precision)}",
         f"run     {length}, in {folder}",
     ]

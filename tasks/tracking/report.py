@@ -131,7 +131,7 @@ def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
     width = 4.2 * columns
     height = 3.2 * lines
     figure.subplots_adjust(
-        0.75 / width, 0.5 / height, 1 - 0.2 / width, 1 - 0.15 / height, wspace=0.3, hspace=0.3
+        0.9 / width, 0.5 / height, 1 - 0.2 / width, 1 - 0.15 / height, wspace=0.3, hspace=0.3
     )
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axis, panel in zip(axes, panels, strict=False):

@@ -1,6 +1,7 @@
 """Students of image teachers on the command line: where teachers come from, and what is refused."""
 
 import json
+import re
 import shutil
 import signal
 from dataclasses import fields
@@ -90,7 +91,8 @@ def timm_folder(net: Any, architecture: str, **more: Any) -> str:
 
 
 def test_only_training_needs_the_teacher(teacher: Path, console: Console) -> None:
-    assert run(f"{FIT} {OTHER} {TEACHER} --run_dir r") == 0
+    out, _ = console.printed(f"{FIT} {OTHER} {TEACHER} --run_dir r")
+    assert re.search(r"^model .*, taught by teacher$", out, re.M)
     plain = summary("r")
     teacher.rename("moved")
     saved = checkpoint("r")
