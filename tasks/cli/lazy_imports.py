@@ -34,8 +34,14 @@ def import_lightning() -> None:
 
     for message in EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    format_warnings()
     for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def format_warnings() -> None:
+    """Prints warnings as sentences; Lightning, once imported, prints them in a way of its own."""
+    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
 
 
 def import_without_unused() -> None:

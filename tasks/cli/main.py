@@ -7,7 +7,6 @@ imports what it needs when it runs.
 import gc
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -113,20 +112,19 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     from tasks.training.allocator import tune_allocator
 
     tune_allocator()  # glibc's malloc
-    warnings.formatwarning = lambda message, *_: f"warning: {message}\n"
     if "torch" not in sys.modules:
         set_waiting_policy()
+    from tasks.cli.lazy_imports import format_warnings, import_lightning
+
     if command in app.extra_commands:
         from tasks.cli.parsing import import_own_modules, parse_function
         from tasks.distributed.environment import share_cores
 
         share_cores()
         import_own_modules()
-        return parse_function(
-            f"{program(app.name)} {command}", load(app.extra_commands[command][1]), arguments
-        )
-    from tasks.cli.lazy_imports import import_lightning
-
+        function = load(app.extra_commands[command][1])
+        format_warnings()
+        return parse_function(f"{program(app.name)} {command}", function, arguments)
     import_lightning()
     from tasks.cli.lightning_cli import TaskCLI
     from tasks.cli.parsing import import_own_modules
