@@ -19,7 +19,7 @@ from datamodules.vision.augment import normalise
 from tasks.vit.architectures import find_described
 from tasks.vit.frozen import image_data
 from tasks.vit.probe import extract, frozen_network
-from tests.helpers.command import Console
+from tests.helpers.command import Console, process
 from tests.helpers.results import table
 from tests.helpers.tiny import write_images
 from tests.helpers.tiny_models import close
@@ -101,6 +101,15 @@ def test_other_data_and_few_labels(run_copy: Path, console: Console) -> None:
     )
     found = json.loads(Path("other/probe.json").read_text())
     assert found["data"] == "images" and found["samples"]["val"] == 10
+
+
+@pytest.mark.slow
+def test_without_a_test_split_a_sentence_says_so(best: Path) -> None:
+    write_images(Path("images"), ("a", "b"), count=30, side=8)
+    done = process(f"probe --ckpt_path {best} --data.path images --output o", cwd=Path.cwd())
+    assert done.returncode == 0, done.stderr
+    assert "(the validation images)" in done.stdout
+    assert any(line.startswith("warning: The data") for line in done.stderr.splitlines())
 
 
 BAD = {
