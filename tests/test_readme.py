@@ -226,7 +226,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture(8).convert("L").save(tmp_path / "photo.png")
     for number in range(20):
         picture(20 + number).save(tmp_path / f"photo{number}.png")
-    write_reviews(tmp_path / "imdb")
+    write_reviews(tmp_path / "imdb", words=("dull", "good"))  # each of one token, for `look`
     lines = [f"a {word} film seen {i} times" for i in range(20) for word in ("good", "bad")]
     labelled = [f"{line},{line.split()[1]}" for line in lines]
     pairs = [f"{number} apples\t{number} Äpfel" for number in range(40)]

@@ -68,17 +68,21 @@ def write_images(
     return folder
 
 
-def write_reviews(folder: Path, copies: int = 20, names: tuple[str, ...] = ("neg", "pos")) -> Path:
+def write_reviews(
+    folder: Path,
+    copies: int = 20,
+    names: tuple[str, ...] = ("neg", "pos"),
+    words: tuple[str, str] = ("bad", "good"),
+) -> Path:
     """Reviews in the hub's schema, negative and positive in turn, with unlabelled ones; `names` of
-    their classes.
+    their classes, `words` that tell them apart.
     """
     from datasets import ClassLabel, Dataset, Features, Value
 
     folder.mkdir()
     features = Features({"text": Value("string"), "label": ClassLabel(names=list(names))})
     for split, count in (("train", copies), ("test", 4), ("unsupervised", 4)):
-        words = ("a bad", "a good")
-        texts = [f"{word} film number {i}, seen twice" for i in range(count) for word in words]
+        texts = [f"a {word} film number {i}, seen twice" for i in range(count) for word in words]
         labels = [-1] * len(texts) if split == "unsupervised" else [0, 1] * count
         rows = Dataset.from_dict({"text": texts, "label": labels}, features=features)
         rows.to_parquet(folder / f"{split}-00000-of-00001.parquet")
