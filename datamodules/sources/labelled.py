@@ -156,6 +156,14 @@ class LabelledSource(Source, Generic[S]):
             )
         return train.select(first if split == "train" else second)
 
+    def split_in_data(self, split: str) -> str:
+        """The split of the data that has the samples of `whole_split`."""
+        if self.is_evaluated_whole(split):
+            return "train"
+        if split == "test" and not self.has(split):
+            return self.split_in_data("val")
+        return split if self.has(split) else "train"
+
     # Classes.
 
     def checked_class_names(self) -> list[str]:
