@@ -313,10 +313,18 @@ class UnlabelledImageData(ImageData):
     validation, unless there are folders train/ and val/.
 
     Args:
+        source: null: told from the path, the digits if there is none; digits: 1,797 embedded
+            handwritten digits; folder: images in train/CLASS/, or only in CLASS/; images: images at
+            any depth of a folder, without classes; csv, jsonl: files that name your images; hub: a
+            data set of the Hugging Face Hub, or Parquet files named by split.
         kwargs: Those of `ImageData`.
     """
 
     sources = UNLABELLED_SOURCES
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        source: Literal["digits", "folder", "images", "csv", "jsonl", "hub"] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source=source, **kwargs)

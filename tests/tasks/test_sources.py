@@ -2,11 +2,21 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
+from datamodules.sources import (
+    CORPORA,
+    DOCUMENTS,
+    PARALLEL,
+    SOURCES,
+    TEXT_SOURCES,
+    UNLABELLED_SOURCES,
+    Source,
+)
 from tasks.checkpoints.reading import KEY
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint
@@ -75,6 +85,27 @@ def test_a_folder_of_images_without_labels(task: str, console: Console) -> None:
         console.refused("probe --ckpt_path r", "needs images with one class each", task=task)
     else:
         console.refused("probe --ckpt_path r", "without images with classes", task="vit")
+
+
+@pytest.mark.parametrize(
+    ("task", "sources"),
+    [
+        ("vit", SOURCES),
+        ("mae", UNLABELLED_SOURCES),
+        ("igpt", UNLABELLED_SOURCES),
+        ("bert", TEXT_SOURCES),
+        ("mlm", CORPORA),
+        ("lm", DOCUMENTS),
+        ("seq2seq", PARALLEL),
+    ],
+)
+def test_help_lists_every_source(
+    task: str, sources: Mapping[str, type[Source]], console: Console
+) -> None:
+    text, _ = console.printed("fit --help data.source", task)
+    listed = re.search(r"--data.source \{([\w,]+)\}", text)
+    assert listed is not None
+    assert {*listed[1].split(",")} == {*sources, "null"}
 
 
 def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console: Console) -> None:
