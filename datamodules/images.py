@@ -310,7 +310,8 @@ class UnlabelledImageData(ImageData):
     """Batches of images as `ImageData`, for tasks without labels: also from a folder of images.
 
     Such images, the source `images`, have no classes and label 0. A part is held back for
-    validation, unless there are folders train/ and val/.
+    validation, unless there are folders train/ and val/. Images of a single class folder are read
+    so, too.
 
     Args:
         source: null: told from the path, the digits if there is none; digits: 1,797 embedded
