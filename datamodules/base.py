@@ -242,8 +242,8 @@ class ResumableDataModule(pl.LightningDataModule):
     def predict_dataloader(self) -> DataLoader:
         return self.eval_loader(self.dataset("predict"), self.predicted)
 
-    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
-        """Other columns of the table at `predict_path`, for some of `predict_samples`, by name."""
+    def other_columns(self, split: str, indices: list[int]) -> dict[str, list[Any]]:
+        """Other columns of the table that some samples of a split were read from, by name."""
         return {}
 
     @property

@@ -25,6 +25,7 @@ from datamodules.sources import (
 )
 from datamodules.sources.images import ImageTables
 from datamodules.sources.readers.folders import files_below
+from datamodules.sources.readers.labels import LabelledTables
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault, printable
@@ -245,12 +246,13 @@ class ImageData(ResumableDataModule):
         path = Path(self.predict_path or "")
         return path.is_file() and not any(kind.reads(Path(path.name)) for kind in IMAGE_TABLES)
 
-    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
-        if self._predict_source is None:
+    def other_columns(self, split: str, indices: list[int]) -> dict[str, list[Any]]:
+        is_predict = split == "predict"
+        source = self._predict_source if is_predict else self.source
+        if not isinstance(source, LabelledTables):
             return {}
-        table = self._predict_source.table("train")
-        column = self._predict_source.sample_column(table.columns.schema)
-        return table.cells(self._split("predict").rows[indices], without=column)
+        origin = "train" if is_predict else source.split_in_data(split)
+        return source.other_columns(origin, self._split(split).rows[indices])
 
     @property
     def predict_samples(self) -> list[str]:
@@ -308,13 +310,22 @@ class UnlabelledImageData(ImageData):
     """Batches of images as `ImageData`, for tasks without labels: also from a folder of images.
 
     Such images, the source `images`, have no classes and label 0. A part is held back for
-    validation, unless there are folders train/ and val/.
+    validation, unless there are folders train/ and val/. Images of a single class folder are read
+    so, too.
 
     Args:
+        source: null: told from the path, the digits if there is none; digits: 1,797 embedded
+            handwritten digits; folder: images in train/CLASS/, or only in CLASS/; images: images at
+            any depth of a folder, without classes; csv, jsonl: files that name your images; hub: a
+            data set of the Hugging Face Hub, or Parquet files named by split.
         kwargs: Those of `ImageData`.
     """
 
     sources = UNLABELLED_SOURCES
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        source: Literal["digits", "folder", "images", "csv", "jsonl", "hub"] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(source=source, **kwargs)

@@ -14,8 +14,7 @@ from torch import Tensor
 from datamodules.base import require_same_targets, target_metadata
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
 from datamodules.sources.readers.formats import read_lines
-from datamodules.sources.readers.tables import TableSplit
-from datamodules.sources.text_files import TextHub
+from datamodules.sources.text_files import TextFolder, TextHub
 from datamodules.sources.texts import require_texts, text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
@@ -91,7 +90,7 @@ class ReviewData(TextData):
         self.source = open_source(TEXT_SOURCES, source, path, self.options, skip_bad=self.skip_bad)
         self.source.keep_labels(label_fraction, self.loading.seed)
         self.predict_text: list[str] = []  # texts to classify, instead of a file
-        self._predict_table: tuple[TableSplit, str] | None = None  # and its column of texts
+        self._predict_source: TextSource | None = None
 
     def measure_metadata(self) -> dict[str, Any]:
         """As in the base class, and those of `target_metadata`."""
@@ -188,17 +187,21 @@ class ReviewData(TextData):
         source.path_option = "--input"
         source.skipped = self.source.skipped
         texts = self.source.usable(source.read("train"), "predict")
-        if isinstance(source, TextHub):
-            table = source.table("train")
-            self._predict_table = (table, source.sample_column(table.columns.schema))
+        self._predict_source = source
         return texts
 
-    def predict_columns(self, indices: list[int]) -> dict[str, list[Any]]:
-        if self._predict_table is None:
+    def other_columns(self, split: str, indices: list[int]) -> dict[str, list[Any]]:
+        """As in the base class; of a folder the paths of the texts."""
+        is_predict = split == "predict"
+        source = self._predict_source if is_predict else self.source
+        texts = self._texts_to_predict if is_predict else self.source.split(split)
+        if isinstance(source, TextFolder):
+            return {"path": [texts.name(i) for i in indices]}
+        if not isinstance(source, TextHub):
             return {}
-        table, column = self._predict_table
-        rows = self._texts_to_predict.rows[indices]  # (S,) numbers of lines
-        return table.cells(torch.searchsorted(table.rows, rows), without=column)
+        origin = "train" if is_predict else source.split_in_data(split)
+        lines = source.table(origin).rows  # (S,) their numbers
+        return source.other_columns(origin, torch.searchsorted(lines, texts.rows[indices]))
 
     def _standard_input(self) -> BinaryIO:
         """What the first process reads there, in every process."""

@@ -202,9 +202,12 @@ class ClassifierTask(Task):
         prefix = "" if split == "test" else f"{split}_"
         column, cells = self.datamodule.sample_names(split)
         header, columns = self.problem.evaluated_columns(samples)
-        names = [cells[i] for i in samples.indices.tolist()]
+        indices = samples.indices.tolist()
         write_csv(
-            folder / f"{prefix}predictions.csv", unique_names([column, *header]), [names, *columns]
+            folder / f"{prefix}predictions.csv",
+            unique_names([column, *header]),
+            [[cells[i] for i in indices], *columns],
+            self.datamodule.other_columns(split, indices),
         )
         save_media(folder, prefix, self.media(split))
         self.problem.save_reports(folder, prefix, samples)
@@ -225,7 +228,11 @@ class ClassifierTask(Task):
         indices, rows = found
         names = datamodule.predict_samples
         predictions = [self.problem.prediction(row) for row in rows]
-        return [names[i] for i in indices], predictions, datamodule.predict_columns(indices)
+        return (
+            [names[i] for i in indices],
+            predictions,
+            datamodule.other_columns("predict", indices),
+        )
 
     def save_predictions(
         self,

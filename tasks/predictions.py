@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.utils.files import replacing, write_text
 from tasks.errors import UsageError
-from tasks.tracking.csv_files import unique_names, write_csv
+from tasks.tracking.csv_files import Columns, unique_names, without_names, write_csv
 from tasks.tracking.run_folder import make_folder
 
 
@@ -253,27 +253,25 @@ class PredictionFile:
             rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
             header = unique_names([name for name, _ in rows[0]])
             columns = [[cell for _, cell in cells] for cells in zip(*rows, strict=True)]
-            for name, cells in others.items():
-                if name not in header:
-                    header.append(name)
-                    # All digits, of which CSV files would have six.
-                    is_cut = self.path.suffix == ".csv"
-                    columns.append([str(c) if is_cut and type(c) is float else c for c in cells])
-            WRITERS[self.path.suffix](self.path, header, columns)
+            WRITERS[self.path.suffix](self.path, header, columns, others)
         if self.part is not None:
             self.part.unlink(missing_ok=True)
 
 
-def write_parquet(path: Path, header: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
+def write_parquet(
+    path: Path, header: Sequence[str], columns: Sequence[Sequence[Any]], others: Columns
+) -> None:
+    """As `write_csv`, with all digits."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    arrays = [pa.array(column) for column in columns]
+    more = without_names(others, header)
+    arrays = [pa.array(column) for column in (*columns, *more.values())]
     with replacing(path) as partial:
-        pq.write_table(pa.Table.from_arrays(arrays, names=list(header)), partial)
+        pq.write_table(pa.Table.from_arrays(arrays, names=[*header, *more]), partial)
 
 
-WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]]], None]] = {
+WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]], Columns], None]] = {
     ".csv": write_csv,
     ".parquet": write_parquet,
 }

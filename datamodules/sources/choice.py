@@ -13,6 +13,7 @@ from datamodules.sources.base import (
     missing_path,
     sources_at,
 )
+from datamodules.sources.readers.folders import ClassFolders
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import MISSING, path_fault, printable
@@ -52,8 +53,9 @@ def choose_source(
     """The name of the source to read; if `name` is None, as the path shows.
 
     Without a path, `options` may name a data set of the hub, or its copy below TESSERA_DATA; else
-    it is the embedded data. Raises `UsageError` if there is no source of that name, or the path
-    shows none or several.
+    it is the embedded data. Images in the folder of one class only are read without classes by
+    tasks that need none. Raises `UsageError` if there is no source of that name, or the path shows
+    none or several.
     """
     if name is not None:
         if name not in sources:
@@ -66,7 +68,11 @@ def choose_source(
     if is_hub_id(path, sources) or (where is None and options.name is not None):
         return "hub"
     if where is not None:
-        return source_at(sources, where)
+        name = source_at(sources, where)
+        kind = sources[name]
+        if "images" in sources and issubclass(kind, ClassFolders):
+            return "images" if kind(str(where), options).is_one_class else name
+        return name
     return next(name for name, source in sources.items() if source.embedded)
 
 

@@ -91,6 +91,11 @@ class LabelledSource(Source, Generic[S]):
         raise NotImplementedError
 
     @property
+    def more_classes(self) -> str:
+        """What to do if there is one class only."""
+        return f"add {self.noun} of another class"
+
+    @property
     def tested_classes(self) -> list[str] | None:
         """Those of a checkpoint that is tested, of which the data may have only some."""
         if self.needs_every_class and self.has("train"):
@@ -156,6 +161,14 @@ class LabelledSource(Source, Generic[S]):
             )
         return train.select(first if split == "train" else second)
 
+    def split_in_data(self, split: str) -> str:
+        """The split of the data that has the samples of `whole_split`."""
+        if self.is_evaluated_whole(split):
+            return "train"
+        if split == "test" and not self.has(split):
+            return self.split_in_data("val")
+        return split if self.has(split) else "train"
+
     # Classes.
 
     def checked_class_names(self) -> list[str]:
@@ -182,7 +195,10 @@ class LabelledSource(Source, Generic[S]):
             )
         if len(given) < 2 and problem_type != "regression":
             found = f"one class only ({given[0]})" if given else "no labels"
-            raise UsageError(f"the data have {found}: classification needs two.")
+            raise UsageError(
+                f"{self.origin} has {found}, but a classifier needs at least two: "
+                f"{self.more_classes}."
+            )
         if len(set(given)) < len(given) or "" in given:
             raise UsageError(
                 f"--data.dataset.class_names must be different words: {shortened(given)}."

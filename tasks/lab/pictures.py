@@ -40,6 +40,8 @@ def draw(
     title = plain(plan.lab["title"])
     if options["kind"] in ("bars", "line"):
         title += "\nmean and standard deviation over seeds"
+    elif axis.collections:
+        title += "\nmean, minimum and maximum over seeds"
     axis.set_title(title, fontsize=10)
     return figure
 
@@ -124,7 +126,7 @@ def draw_bars(axis: Any, series: Series) -> None:
 def draw_curves(
     axis: Any, folder: Path, plan: Plan, results: list[Result], options: Mapping[str, Any]
 ) -> None:
-    """A column of `metrics.csv` over steps, the mean over seeds.
+    """A column of `metrics.csv` over steps, the mean over seeds and a band of all of them.
 
     With `x: minutes` over the minutes of finished runs, test included, of which each step has the
     same part.
@@ -147,8 +149,12 @@ def draw_curves(
         if curve:
             steps = sorted(curve)
             means = [float(np.mean(curve[step])) for step in steps]
-            scale = float(np.mean(minutes[label])) if in_minutes else 1
-            axis.plot(scale * np.array(steps), means, label=label_of(label))
+            where = np.array(steps) * (float(np.mean(minutes[label])) if in_minutes else 1)
+            (line,) = axis.plot(where, means, label=label_of(label))
+            if any(len(curve[step]) > 1 for step in steps):
+                lows = [min(curve[step]) for step in steps]
+                highs = [max(curve[step]) for step in steps]
+                axis.fill_between(where, lows, highs, color=line.get_color(), alpha=0.2, lw=0)
     axis.set(xlabel="minutes" if in_minutes else "optimizer step", ylabel=metric)
     add_legend(axis, option_names(plan.lab["axes"]))
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from datamodules.utils.files import replacing
@@ -144,14 +145,37 @@ def metric_by_point(results: list[Result]) -> dict[Point, dict[int, float]]:
 def differences(
     plan: Plan, points: Mapping[Point, Mapping[int, float]]
 ) -> list[tuple[Point, Any, Difference]]:
-    """For each point and axis to compare along: the value it is compared with, and the outcome."""
+    """For each point and axis to compare along: the value it is compared with, and the outcome.
+
+    After the points of an axis, those with "all" in place of the other axes compare the means over
+    these, if there are several settings of them.
+    """
     found = []
-    names = list(axes_of(plan))
+    goal = plan.lab["goal"]
+    axes = axes_of(plan)
+    names = list(axes)
     for axis, base in plan.lab["compare"].items():
         index = names.index(axis)
         for point, by_seed in points.items():
             if point[index] != base:
                 other = (*point[:index], base, *point[index + 1 :])
-                outcome = paired_difference(by_seed, points.get(other, {}), plan.lab["goal"])
-                found.append((point, base, outcome))
+                found.append((point, base, paired_difference(by_seed, points[other], goal)))
+        if len(points) == len(axes[axis]):
+            continue
+        base_means = mean_by_seed(points, index, base)
+        for value in axes[axis]:
+            if value != base:
+                outcome = paired_difference(mean_by_seed(points, index, value), base_means, goal)
+                pooled = ["all"] * len(axes)
+                pooled[index] = value
+                found.append(((*pooled,), base, outcome))
     return found
+
+
+def mean_by_seed(
+    points: Mapping[Point, Mapping[int, float]], index: int, value: Any
+) -> dict[int, float]:
+    """The mean over all points with a value on one axis, by seed; only seeds that all have."""
+    found = [by_seed for point, by_seed in points.items() if point[index] == value]
+    seeds = set.intersection(*({*by_seed} for by_seed in found))
+    return {seed: fmean(by_seed[seed] for by_seed in found) for seed in seeds}

@@ -2,21 +2,39 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from datamodules.utils.files import write_text
 
+Columns = Mapping[str, Sequence[Any]]  # by name
 
-def write_csv(path: Path, header: Sequence[str], columns: Sequence[Sequence[Any]]) -> None:
-    """Writes columns of equal length below their names; floats get six decimals."""
+
+def write_csv(
+    path: Path,
+    header: Sequence[str],
+    columns: Sequence[Sequence[Any]],
+    others: Mapping[str, Sequence[Any]] = {},
+) -> None:
+    """Writes columns of equal length below their names; floats get six decimals.
+
+    `others` stand last, with all digits; what is named like one of the columns is left out.
+    """
+    for name, cells in without_names(others, header).items():
+        header = [*header, name]
+        columns = [*columns, [str(cell) if type(cell) is float else cell for cell in cells]]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
     for row in zip(*columns, strict=True):
         table.writerow(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row)
     write_text(path, text.getvalue())
+
+
+def without_names(columns: Columns, names: Sequence[str]) -> Columns:
+    """The columns that have none of some names."""
+    return {name: cells for name, cells in columns.items() if name not in names}
 
 
 def unique_names(header: Sequence[str]) -> list[str]:

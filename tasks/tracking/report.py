@@ -116,13 +116,15 @@ def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
     """A figure of the rows of `metrics.csv` over steps, in a grid of panels.
 
     The loss comes first, then the metric of `monitor`, the others of the validation, and the
-    learning rate. What has one value only is left out.
+    learning rate. Of the latter, what has one value only is left out.
     """
     import matplotlib.figure
+    from matplotlib.ticker import MaxNLocator
 
-    curves = curves_by_metric(rows)
+    monitored = monitor.partition("/")[2]
+    curves = curves_by_metric(rows, always=("loss", monitored))
     validated = [metric for metric, splits in curves.items() if "val" in splits]
-    order = dict.fromkeys(("loss", monitor.partition("/")[2], *sorted(validated), "lr"))
+    order = dict.fromkeys(("loss", monitored, *sorted(validated), "lr"))
     panels = [name for name in order if name in curves] or ["loss"]
     columns = min(len(panels), PANELS_IN_A_ROW)
     lines = -(-len(panels) // columns)
@@ -139,6 +141,7 @@ def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
             marker = "o" if len(points) <= FEW_POINTS else ""
             axis.plot(*zip(*points, strict=True), marker=marker, markersize=3, label=split)
         axis.set(xlabel="optimizer step", ylabel=METRIC_TITLES.get(panel, panel.replace("_", " ")))
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
     for axis in axes[len(panels) :]:
@@ -147,15 +150,18 @@ def curves_figure(rows: Sequence[Mapping[str, str]], monitor: str) -> Any:
 
 
 def curves_by_metric(
-    rows: Sequence[Mapping[str, str]],
+    rows: Sequence[Mapping[str, str]], always: Sequence[str]
 ) -> dict[str, dict[str, list[tuple[int, float]]]]:
-    """Points (step, value) by metric and split, "train" or "val", of what has several values."""
+    """Points (step, value) by metric and split, "train" or "val".
+
+    Only of what has several values, and of the metrics in `always`.
+    """
     curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for name in sorted(set().union(*rows)):
         split, _, metric = name.partition("/")
         points = [(int(row["step"]), float(row[name])) for row in rows if name in row]
         values = {value for _, value in points}
-        if split in ("train", "val") and (len(values) > 1 or metric == "loss"):
+        if split in ("train", "val") and (len(values) > 1 or metric in always):
             curves.setdefault(metric, {})[split] = points
     return curves
 

@@ -2,11 +2,21 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
+from datamodules.sources import (
+    CORPORA,
+    DOCUMENTS,
+    PARALLEL,
+    SOURCES,
+    TEXT_SOURCES,
+    UNLABELLED_SOURCES,
+    Source,
+)
 from tasks.checkpoints.reading import KEY
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint
@@ -58,10 +68,11 @@ def test_other_tasks(task: str, line: str, source: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["mae", "igpt"])
-def test_a_folder_of_images_without_labels(task: str, console: Console) -> None:
-    Path("images").mkdir()
+@pytest.mark.parametrize("folder", ["", "holiday", "train/holiday"])
+def test_a_folder_of_images_without_labels(task: str, folder: str, console: Console) -> None:
+    Path("images", folder).mkdir(parents=True)
     for number in range(10):
-        picture(8).convert("L").save(f"images/{number}.png")
+        picture(8).convert("L").save(Path("images", folder, f"{number}.png"))
     line = f"{FIT} --data.path images"
     size = "--preset digits --model.net.channels null" if task == "mae" else ""
     out, _ = console.printed(f"{line} {size}", task)
@@ -70,11 +81,33 @@ def test_a_folder_of_images_without_labels(task: str, console: Console) -> None:
     write_images(Path("classes"), side=8)
     out, _ = console.printed("test --ckpt_path r --data.path classes", task)
     assert "all 8 images to test" in out
-    console.refused(line, "images holds no files of a known kind", task="vit")
+    fault = "images has one class only (holiday)" if folder else "images holds no files"
+    console.refused(line.replace("--run_dir r", "--run_dir other"), fault, task="vit")
     if task == "igpt":
         console.refused("probe --ckpt_path r", "needs images with one class each", task=task)
     else:
         console.refused("probe --ckpt_path r", "without images with classes", task="vit")
+
+
+@pytest.mark.parametrize(
+    ("task", "sources"),
+    [
+        ("vit", SOURCES),
+        ("mae", UNLABELLED_SOURCES),
+        ("igpt", UNLABELLED_SOURCES),
+        ("bert", TEXT_SOURCES),
+        ("mlm", CORPORA),
+        ("lm", DOCUMENTS),
+        ("seq2seq", PARALLEL),
+    ],
+)
+def test_help_lists_every_source(
+    task: str, sources: Mapping[str, type[Source]], console: Console
+) -> None:
+    text, _ = console.printed("fit --help data.source", task)
+    listed = re.search(r"--data.source \{([\w,]+)\}", text)
+    assert listed is not None
+    assert {*listed[1].split(",")} == {*sources, "null"}
 
 
 def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console: Console) -> None:

@@ -87,6 +87,23 @@ class ClassFolders(LabelledSource[S]):
     def has(self, split: str) -> bool:
         return self.split_folder(split) is not None
 
+    @property
+    def is_one_class(self) -> bool:
+        """Whether all training samples lie in the folder of one class."""
+        folder = self.split_folder("train")
+        if folder is None:
+            return False
+        found = [path for path in folder.iterdir() if not is_ignored_folder(path.name)]
+        return sum(path.is_dir() for path in found) == 1
+
+    @property
+    def more_classes(self) -> str:
+        return (
+            f"put the {self.noun} of each class into a folder of its own in "
+            f"{self.split_folder('train')}, or name another with {self.path_option} that holds "
+            "such folders"
+        )
+
     def _class_folders(self, folder: Path) -> list[str]:
         try:
             names = sorted(name for name in os.listdir(folder) if not is_ignored_folder(name))

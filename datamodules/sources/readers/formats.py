@@ -8,10 +8,10 @@ import codecs
 import csv
 import io
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,6 +24,7 @@ COMPRESSION = {".gz": "gzip", ".zst": "zstd"}  # by suffix, in lower case
 MAX_EXPANSION = 200  # times its size that a compressed file may expand to
 FREE_EXPANSION = 2**26  # bytes that any compressed file may expand to
 MAX_CELL = 2**27  # characters of a cell of CSV
+FIRST_LINES = 20  # that tell what is between the cells of CSV
 BLOCK_SIZE = 2**18  # bytes that are decompressed at a time
 NOT_UTF8 = "holds bytes that are not UTF-8"
 UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -121,35 +122,52 @@ def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | 
             yield text.rstrip("\r\n")
 
 
+def find_delimiter(lines: list[str], usual: str, quoting: Any) -> str:
+    """What is between the cells of a table, told by its first lines, of which one is the header.
+
+    It is `usual`, a semicolon, a vertical bar or a tab: of those that the header has, the one that
+    divides the most rows into as many cells as the header, then the one with the most cells.
+    """
+    found: dict[tuple[int, int], str] = {}
+    for mark in (usual, ";", "|", "\t"):
+        sizes: list[int] = []
+        with suppress(csv.Error):  # is reported when the file is read
+            rows = csv.reader(lines, delimiter=mark, quoting=quoting)
+            sizes += [len(cells) for cells in rows if cells]
+        if sizes and sizes[0] > 1:
+            found.setdefault((sizes.count(sizes[0]), sizes[0]), mark)
+    return found[max(found)] if found else usual
+
+
 def read_csv(
-    path: Path,
-    reject: Reject,
-    header: bool = True,
-    quoted_tsv: bool = True,
-    delimiter: str | None = None,
+    path: Path, reject: Reject, header: bool = True, quoted_tsv: bool = True
 ) -> Iterator[Row]:
     """The rows of a CSV file, or of a .tsv file, with the line each begins at.
+
+    With a header, `find_delimiter` tells what is between cells; else it is a comma (.tsv: a tab).
 
     Args:
         path: The file.
         reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
         quoted_tsv: Whether cells of TSV files may be quoted.
-        delimiter: Of cells; None: a comma (.tsv: a tab), or else the header's first ; | or tab.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
     """
     csv.field_size_limit(MAX_CELL)  # the default is 128 kB
     is_tsv = uncompressed_suffix(path) == ".tsv"
-    cut = delimiter or ("\t" if is_tsv else ",")
+    delimiter = "\t" if is_tsv else ","
     quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
         if cast(io.BufferedReader, file).peek(2)[:2] in UTF16_MARKS:
             raise DataError(f"{path} {not_utf8(path)}.")
         lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
-        reader = csv.reader(lines, delimiter=cut, quoting=quoting, strict=True)
+        first = list(islice(lines, FIRST_LINES))
+        if header:
+            delimiter = find_delimiter(first, delimiter, quoting)
+        reader = csv.reader(chain(first, lines), delimiter=delimiter, quoting=quoting, strict=True)
         next_line = 1
         try:
             for cells in reader:
@@ -168,10 +186,6 @@ def read_csv(
                         fault = f"names several columns {repeated[0]}"
                     if fault is not None:
                         raise DataError(f"{place} {fault}: fix the names of the columns.")
-                    mark = re.search(r"[;|\t]", names[0])
-                    if len(names) == 1 and mark and delimiter is None:
-                        yield from read_csv(path, reject, header, quoted_tsv, mark[0])
-                        return
                     continue
                 names = names or [str(i + 1) for i in range(len(cells))]
                 if fault is None:

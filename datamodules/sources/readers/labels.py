@@ -343,6 +343,11 @@ class LabelledTables(TableSource, LabelledSource[S]):
         """Name of the column of samples; raises as `find_column`."""
         raise NotImplementedError
 
+    def other_columns(self, split: str, positions: Tensor) -> dict[str, list[Any]]:
+        """Cells of the rows (S,) of a split of the data, by column, without that of samples."""
+        table = self.table(split)
+        return table.cells(positions, without=self.sample_column(table.columns.schema))
+
     def label_candidates(self, schema: pa.Schema) -> list[str]:
         """Columns that may hold the targets; the most likely first."""
         if self.options.label_column:

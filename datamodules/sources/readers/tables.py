@@ -48,11 +48,11 @@ class TableSplit:
 
     def cells(self, positions: Tensor, without: str) -> dict[str, list[Any]]:
         """Cells of the rows at some positions, by column; without one column, and without bytes."""
-        table = self.columns.take(pa.array(positions.numpy()))
+        index = pa.array(positions.numpy())
         found: dict[str, list[Any]] = {}
-        for field, column in zip(table.schema, table.columns, strict=True):
+        for field, column in zip(self.columns.schema, self.columns.columns, strict=True):
             if field.name not in (without, *found) and not is_encoded(field.type):
-                found[field.name] = column.to_pylist()
+                found[field.name] = column.take(index).to_pylist()
         return found
 
     def count(self, faulty: Sequence[int]) -> str:

@@ -195,6 +195,24 @@ def test_other_marks_between_cells_are_told_by_the_header(ending: str, between: 
     assert [column[3].as_py() for column in found.columns] == [expected, "ein, 3"]
 
 
+@pytest.mark.parametrize(
+    ("head", "row", "cells"),
+    [
+        ("text;label, old;id", "good;1;7", {"text": "good", "label, old": "1", "id": "7"}),
+        ("text;label, old;id", "so, so;1;7", {"text": "so, so", "label, old": "1", "id": "7"}),
+        ("text,label;old", "good; so,1", {"text": "good; so", "label;old": "1"}),
+        ("text;label", "so, so;1", {"text": "so, so", "label": "1"}),
+        ("text,label", "a;|b,1", {"text": "a;|b", "label": "1"}),
+        ("text|label;a, b", "good|1", {"text": "good", "label;a, b": "1"}),
+    ],
+)
+def test_marks_within_the_header(head: str, row: str, cells: Row) -> None:
+    faulty = "one cell"
+    path = write(Path("train.csv"), "\n".join([head, row, faulty, *[row] * 30]))
+    table = build(f"texts csv {path}", skip_bad=True).table("train").columns
+    assert table.to_pylist() == [cells] * 31
+
+
 def test_aligned_files_of_other_suffixes() -> None:
     write(Path("d/train.english"), "a\n" * 9)
     write(Path("d/train.german"), "b\n" * 9)

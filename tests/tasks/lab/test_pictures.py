@@ -102,6 +102,16 @@ def test_curves_show_the_mean_over_seeds(plan: Plan, tmp_path: Path) -> None:
     assert found == {"pre": ([1, 2], [4.5, 2.5]), "post": ([1, 2], [5.5, 3.5])}
 
 
+def test_curves_have_a_band_over_several_seeds(plan: Plan, tmp_path: Path) -> None:
+    axis = drawn(plan, tmp_path, kind="curves")
+    assert len(axis.collections) == 2 and "minimum and maximum" in axis.get_title()
+    corners = {tuple(corner) for corner in axis.collections[0].get_paths()[0].vertices}
+    assert corners == {(10, 4), (10, 5), (20, 2), (20, 3)}
+    plan.runs = [run for run in plan.runs if run.seed == 0]
+    axis = drawn(plan, tmp_path, kind="curves")
+    assert not axis.collections and len(axis.lines) == 2 and "seeds" not in axis.get_title()
+
+
 @pytest.mark.parametrize(("at", "factor"), [("first", 1), ("last", 10)])
 def test_layers_show_one_step(at: str, factor: int, plan: Plan, tmp_path: Path) -> None:
     found = lines(drawn(plan, tmp_path, kind="layers", at=at))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.lab.plan import Run
-from tasks.lab.results import Result
+from tasks.lab.plan import Plan, Run
+from tasks.lab.results import Result, differences
 from tasks.lab.scaling import Law, fit_law, interval, scaling_report
 from tasks.lab.statistics import paired_difference, t_quantile
 
@@ -51,6 +51,36 @@ def test_one_seed_decides_nothing() -> None:
     assert none.pairs == 0
     assert not {one.verdict, none.verdict} & {"better", "worse", "equal"}
     assert len({one.verdict, none.verdict, equal.verdict}) == 3
+
+
+def test_differences_of_the_means_over_the_other_axis() -> None:
+    axes = {"a": ["x", "y"], "b": [1, 2, 3]}
+    lab = {"axes": axes, "evaluations": {}, "goal": "minimize", "compare": {"a": "x", "b": 2}}
+    random = np.random.default_rng(0)
+    values = random.normal(size=(2, 3, 5))  # (a, b, seeds)
+    points = {
+        (a, b): dict(enumerate(values[i, j]))
+        for i, a in enumerate("xy")
+        for j, b in enumerate(axes["b"])
+    }
+    del points["y", 3][4]  # of a run that is not finished
+    found = differences(Plan(lab, []), points)
+    assert [point for point, *_ in found] == [
+        *(("y", 1), ("y", 2), ("y", 3), ("y", "all")),
+        *(("x", 1), ("x", 3), ("y", 1), ("y", 3), ("all", 1), ("all", 3)),
+    ]
+    for point, one, base in (
+        (("y", "all"), values[1].mean(0)[:4], values[0].mean(0)[:4]),
+        (("all", 1), values[:, 0].mean(0), values[:, 1].mean(0)),
+        (("all", 3), values[:, 2].mean(0)[:4], values[:, 1].mean(0)[:4]),
+    ):
+        outcome = {row[0]: row[2] for row in found}[point]
+        interval = stats.ttest_rel(one, base).confidence_interval(0.95)
+        assert outcome.pairs == len(one) and math.isclose(outcome.mean, (one - base).mean())
+        assert np.allclose((outcome.low, outcome.high), interval, rtol=1e-4)
+    lab = {**lab, "axes": {"a": ["x", "y"]}, "compare": {"a": "x"}}
+    alone = {(a,): {0: 1.0, 1: 2.0} for a in "xy"}
+    assert [point for point, *_ in differences(Plan(lab, []), alone)] == [("y",)]
 
 
 def planted(law: Law, noise: float, seed: int) -> torch.Tensor:

@@ -27,6 +27,8 @@ from tasks.tracking.media import Table
 from tasks.tracking.report import MANY_CLASSES, write_png
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.forked import Server
+from tests.helpers.images import save_image
+from tests.helpers.tables import write
 from tests.helpers.tiny import NET, NO_UPDATES, TINY, write_images
 
 # Numbers ------------------------------------------------------------------------------------------
@@ -306,6 +308,43 @@ def test_files_that_are_skipped_have_no_prediction(console: Console) -> None:
         assert [f"{path.parent.name}/{path.name}" for path in paths] == [
             *("cat/0.png", "cat/2.png", "dog/0.png", "dog/1.png", "dog/2.png")
         ]
+
+
+def test_ids_of_a_table_stay_beside_predictions() -> None:
+    """Of samples that are held out of the training split, and of other files."""
+    rows = [
+        {"text": f"{name} number {i}", "label": name, "id": f"{name}{i}", "size": i + 0.5}
+        for i in range(12)
+        for name in ("ant", "bee")
+    ]
+    rows[3]["text"] = ""
+    line = f"{TINY['bert']} --data.path {write(Path('all.csv'), rows)} --data.skip_bad true"
+    assert run(f"fit {line} --trainer.max_epochs 1 --run_dir r", "bert") == 0
+    ids = {row["text"]: (row["id"], str(row["size"])) for row in rows}
+    write(Path("new.parquet"), [rows[8], rows[1]])
+    assert run("test --ckpt_path r --data.path new.parquet --output out", "bert") == 0
+    for name, count in (("r", 2), ("out", 2)):
+        found = read_table(f"{name}/predictions.csv")
+        assert len(found) == count
+        assert [(row["id"], row["size"]) for row in found] == [ids[row["text"]] for row in found]
+    assert [*found[0]] == ["text", "label", "prediction", "probability", "id", "size"]
+    for row in rows[4:8]:
+        write(Path("folder", row["label"], f"{row['id']}.txt"), row["text"])
+    assert run("test --ckpt_path r --data.path folder --output out", "bert") == 0
+    paths = {row["text"]: Path(row["path"]).stem for row in read_table("out/predictions.csv")}
+    assert paths == {row["text"]: row["id"] for row in rows[4:8]}
+
+
+@pytest.mark.parametrize("name", ["test.csv", "hub/train.parquet"])
+def test_ids_of_a_table_of_images_stay_beside_predictions(name: str, best: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for i in (2, 0, 1):
+        save_image(Path(f"{i}.png"), i)
+        cells = {"image": Path(f"{i}.png").read_bytes()} if "hub" in name else {}
+        rows.append({**cells, "file_name": f"{i}.png", "label": i, "id": f"image {i}"})
+    write(Path(name), rows)
+    assert run(f"test --ckpt_path {best} --data.path {name} --output out") == 0
+    assert [row["id"] for row in read_table("out/predictions.csv")] == [row["id"] for row in rows]
 
 
 @pytest.mark.slow

@@ -338,3 +338,20 @@ def test_curves_are_a_grid_without_constants() -> None:
     assert [len(line.get_xdata()) for line in axes[0].lines] == [49, 2]
     assert all(len(axis.lines) == 1 for axis in axes[1:])
     assert curves_figure([], "val/loss").axes
+
+
+@pytest.mark.parametrize("step", [1, 3, 938])
+def test_curves_of_a_single_validation(step: int) -> None:
+    rows = [
+        {"step": "1", "train/loss": "2.5"},
+        {"step": str(step), "val/loss": "1.5", "val/acc": "0.75", "val/f1": "0.5"},
+    ]
+    axes = curves_figure(rows, "val/acc").axes
+    assert [axis.get_ylabel() for axis in axes] == ["loss", "accuracy"]
+    (line,) = axes[1].lines
+    assert ([*line.get_xdata()], [*line.get_ydata()]) == ([step], [0.75])
+    assert line.get_marker() == "o"
+    for axis in axes:
+        low, high = axis.get_xlim()
+        shown = [tick for tick in axis.get_xticks() if low <= tick <= high]
+        assert shown and all(tick == round(tick) for tick in shown)
