@@ -256,9 +256,8 @@ class PredictionFile:
             for name, cells in others.items():
                 if name not in header:
                     header.append(name)
-                    # All digits, of which CSV files would have six.
-                    is_cut = self.path.suffix == ".csv"
-                    columns.append([str(c) if is_cut and type(c) is float else c for c in cells])
+                    is_csv = self.path.suffix == ".csv"
+                    columns.append([csv_cell(cell) for cell in cells] if is_csv else [*cells])
             WRITERS[self.path.suffix](self.path, header, columns)
         if self.part is not None:
             self.part.unlink(missing_ok=True)
@@ -268,9 +267,31 @@ def write_parquet(path: Path, header: Sequence[str], columns: Sequence[Sequence[
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    arrays = [pa.array(column) for column in columns]
+    arrays = []
+    for column in columns:
+        try:
+            array = pa.array(column)
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+        ):  # several types, or numbers that are too large
+            array = None
+        if array is None or "struct<>" in str(array.type):  # which Parquet does not have
+            array = pa.array([None if cell is None else text_cell(cell) for cell in column])
+        arrays.append(array)
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_arrays(arrays, names=list(header)), partial)
+
+
+def csv_cell(cell: Any) -> Any:
+    """A cell of another table for a CSV file: numbers with all digits, lists as JSON."""
+    return text_cell(cell) if type(cell) in (float, bool, list) else cell
+
+
+def text_cell(cell: Any) -> str:
+    """A text as it is, anything else as JSON; dates and the like as text in it."""
+    return cell if isinstance(cell, str) else json.dumps(cell, default=str)
 
 
 WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]]], None]] = {
