@@ -35,10 +35,15 @@ def prepare_model(
     model: Model, name: DeviceName, quantization: QuantizationName | None = None
 ) -> Model:
     """A model, a named tuple with a `net`, on a device and with layers for inference."""
-    net = on_device(model.net, name, quantization)
+    return model._replace(net=prepare_net(model.net, name, quantization))
+
+
+def prepare_net(net: Net, name: DeviceName, quantization: QuantizationName | None = None) -> Net:
+    """The same network on a device, with layers for inference."""
+    on_device(net, name, quantization)
     with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)
-    return model._replace(net=net)
+    return net
 
 
 def on_device(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from datamodules.utils.files import replacing, write_text
 from tasks.errors import UsageError
-from tasks.tracking.csv_files import Columns, unique_names, without_names, write_csv
+from tasks.tracking.csv_files import Columns, text_cell, unique_names, without_names, write_csv
 from tasks.tracking.run_folder import make_folder
 
 
@@ -266,7 +266,13 @@ def write_parquet(
     import pyarrow.parquet as pq
 
     more = without_names(others, header)
-    arrays = [pa.array(column) for column in (*columns, *more.values())]
+    arrays = []
+    for column in (*columns, *more.values()):
+        try:
+            array = pa.array(column)
+        except (ValueError, TypeError, OverflowError):  # cells of several types
+            array = pa.array([None if cell is None else text_cell(cell) for cell in column])
+        arrays.append(array)
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_arrays(arrays, names=[*header, *more]), partial)
 

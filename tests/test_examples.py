@@ -79,11 +79,13 @@ def test_own_images(tmp_path: Path) -> None:
     assert len(list((tmp_path / "my shapes/images/train").glob("*/*.png"))) == 120
 
 
-def test_own_images_needs_a_new_folder(tmp_path: Path) -> None:
-    (tmp_path / "images/train/cross").mkdir(parents=True)
-    done = python("configs.examples.own_images .", tmp_path)
+@pytest.mark.parametrize("given, images", [(".", "images"), ("", "runs/own_images/images")])
+def test_own_images_needs_a_new_folder(given: str, images: str, tmp_path: Path) -> None:
+    """By default it is in runs/, where it stays."""
+    (tmp_path / images / "train/cross").mkdir(parents=True)
+    done = python(f"configs.examples.own_images {given}", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "error: images exists: give another FOLDER\n"
+    assert done.stderr == f"error: {images} exists: give another FOLDER\n"
 
 
 @pytest.mark.slow

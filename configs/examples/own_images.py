@@ -2,15 +2,15 @@
 
     python -m configs.examples.own_images [FOLDER]
 
-The script writes 120 drawings in train/CLASS/, a pretrained model, and the run into the folder, by
-default a temporary one. Nothing is downloaded. For photographs, start from a published model, as
-with `--model.pretrained timm/vit_tiny_patch16_224`; here a model of digits takes its place.
+The script writes 120 drawings in images/train/CLASS/, a pretrained model, and the run into the
+folder, by default `runs/own_images`. It stops if the drawings are there already: remove the folder,
+or give another. Nothing is downloaded. For photographs, start from a published model, as with
+`--model.pretrained timm/vit_tiny_patch16_224`; here a model of digits takes its place.
 """
 
 import random
 import shlex
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +103,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as temporary:
-            main(Path(temporary))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/own_images"))

@@ -216,6 +216,20 @@ class Tokenizer:
                 known.add(letter)
         return None
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The parts of a text that become [UNK], each once: words, or only their unknown letters.
+
+        An [UNK] that the text itself spells is none of them.
+        """
+        unk = self.special_ids.unk
+        if unk is None:
+            return []
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        found = dict.fromkeys(text[start:end] for token, (start, end) in pairs if token == unk)
+        found.pop(self._backend.id_to_token(unk), None)
+        return list(found)
+
     # Ids to a model's inputs.
 
     def build_inputs(

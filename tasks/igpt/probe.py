@@ -22,6 +22,7 @@ from tasks.igpt.architectures import PixelModel, from_checkpoint
 from tasks.inference import DeviceName, on_device
 from tasks.options import build_from_options, merge_options
 from tasks.probing.classifiers import STRENGTHS, Labelled, accuracy, fit_linear
+from tasks.probing.record import write_record
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.report import write_png
 
@@ -58,7 +59,8 @@ class ProbeOptions:
             the training.
         limit: Training images at most, chosen at random.
         device: Where to compute the features; auto: on a GPU if there is one.
-        output: Folder for probe.csv and probe.png; null: beside the folder of the checkpoint.
+        output: Folder for probe.json, probe.csv and probe.png; null: beside the folder of the
+            checkpoint.
     """
 
     ckpt_path: str
@@ -93,14 +95,18 @@ def probe(options: ProbeOptions) -> None:
     print(f"lowest validation loss: layer {best.layer}, test accuracy {best.test:.4f}")
     beside = Path(best_checkpoint(options.ckpt_path)).resolve().parent.parent
     folder = beside if options.output is None else Path(options.output)
+    sizes = {split: len(data.dataset(split)) for split in SPLITS}
+    sizes["train"] = min(options.limit, sizes["train"])
+    about = {"model": options.ckpt_path, "data": data.origin, "samples": sizes}
     with made_parents(folder / "probe.csv"):
+        note = write_record(folder, about, [one._asdict() for one in found])
         layer, *scores = (list(column) for column in zip(*found, strict=True))
         names = ["embedding", *[f"block {i}" for i in range(len(found) - 1)]]
         header = ["layer", "output_of", *LayerAccuracy._fields[1:]]
         write_csv(folder / "probe.csv", header, [layer, names, *scores])
         with replacing(folder / "probe.png") as partial, partial.open("wb") as file:
             draw(found, file)
-    print(f"wrote {folder / 'probe.csv'} and probe.png")
+    print(f"wrote {folder / 'probe.csv'}, probe.json and probe.png{note}")
 
 
 def class_metadata(data: PixelData) -> dict[str, object]:

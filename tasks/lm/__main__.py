@@ -35,6 +35,7 @@ APP = App(
         "generate --ckpt_path runs/lm/latest/checkpoints/best.ckpt "
         '--prompt "The" --temperature 0.8 --top_p 0.95',
         "score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --input FILE",
+        'score --ckpt_path runs/lm/latest/checkpoints/best.ckpt --text "The value is a list."',
     ),
     next_commands=(
         'generate --ckpt_path {best} --prompt "The"',

@@ -13,12 +13,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from datamodules.corpus import CorpusData
 from datamodules.sources import CorpusOptions
+from datamodules.sources.documents import DocumentSource, Piece, split_pieces
+from datamodules.sources.texts import require_texts
 from datamodules.tokenizers import TokenizerConfig
 from datamodules.utils.progress import progress_bar
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
 from tasks.cli.text_io import printing_to
-from tasks.errors import UsageError
+from tasks.errors import UsageError, usage_errors
 from tasks.inference import InferenceOptions, prepare_model
 from tasks.lm.architectures import NOT_CAUSAL, load_model
 from tasks.predictions import Score
@@ -51,6 +53,7 @@ class ScoreOptions(InferenceOptions):
     the beginning of the text.
 
     Args:
+        text: Text to score; null: that of `input`.
         input: File, folder, or id of a data set of the hub: its test split if it has one, else all.
         data: How to read it.
         output: File for what is printed; null: standard output.
@@ -60,7 +63,8 @@ class ScoreOptions(InferenceOptions):
         json: Print a JSON object instead of a table.
     """
 
-    input: str
+    text: str | None = None
+    input: str | None = None
     data: ScoredText = ScoredText()
     output: str | None = None
     stride: int | None = None
@@ -70,19 +74,22 @@ class ScoreOptions(InferenceOptions):
 
 def score(options: ScoreOptions) -> None:
     """Print loss, perplexity and bits per byte of a text."""
+    if (options.text is None) == (options.input is None):
+        raise UsageError("score reads one text: give either --text or --input")
+    if options.text is not None:
+        require_texts([options.text], "--text")
     model = prepare_model(load_model(options.ckpt_path), options.device, options.quantize)
     stride = check_windows(model.net, options.stride, options.batch_size)
-    file = load_tokens(options.input, options.data, model.metadata)
+    file = load_tokens(options, model.metadata)
+    name = options.input or "--text"
     if len(file.tokens) < 2:
-        raise UsageError(
-            f"{options.input} has only one token, nothing to predict: give a longer text"
-        )
+        raise UsageError(f"{name} has only one token, nothing to predict: give a longer text")
     with printing_to(options.output):
         scores = score_file(model.net, file, stride, options.batch_size)
         if options.json:
             print(json.dumps(scores))
         else:
-            table(options.input, scores)
+            table(name, scores)
 
 
 def score_file(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
@@ -116,12 +123,32 @@ def check_windows(net: Decoder, stride: int | None, batch_size: int) -> int:
     return stride
 
 
-def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
+class GivenText(DocumentSource):
+    """One document, the text of --text."""
+
+    name = "--text"
+    embedded = True
+
+    def __init__(self, text: str, skip_bad: bool) -> None:
+        super().__init__(None, CorpusOptions(), skip_bad)
+        with usage_errors("--text"):
+            text.encode()  # bytes of the command line that are not UTF-8 raise
+        self.text = text
+
+    def has(self, split: str) -> bool:
+        return split == "train"
+
+    def read(self, split: str) -> Iterator[Piece]:
+        yield from split_pieces([(self.text, True)])
+
+
+def load_tokens(options: ScoreOptions, metadata: dict[str, Any]) -> Any:
     """Returns the `TokenFile` of the whole text, with special tokens as in training."""
+    text = options.data
     try:
         data = CorpusData(
             text.source,
-            path,
+            options.input,
             max_length=metadata["max_length"],
             dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
             tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
@@ -129,6 +156,8 @@ def load_tokens(path: str, text: ScoredText, metadata: dict[str, Any]) -> Any:
         )
     except UsageError as error:  # it names the options of `fit`
         raise UsageError(str(error).replace("--data.path", "--input")) from error
+    if options.text is not None:
+        data.source = GivenText(options.text, text.skip_bad)
     data.set_metadata(metadata)
     data.source.option_prefix = "--data."
     data.source.path_option = "--input"

@@ -1,11 +1,14 @@
 """What is shown of the models of each task, and all tasks by name."""
 
+import warnings
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from datamodules.sources.base import shortened
 from modules.activations import attention_parts, recorded, stacks
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.measures import (
@@ -21,10 +24,11 @@ from tasks.look.inspector import (
     AttentionLayers,
     ClassifierInspector,
     Inspector,
+    Interventions,
     head_matrix,
 )
 from tasks.look.pictures import EncoderInspector, ImageInspector, PixelInspector
-from tasks.look.views import Matrix, Table, Tokens, View
+from tasks.look.views import Matrix, Sample, Table, Tokens, View
 from tasks.seq2seq.attend import token_labels
 
 MAX_ROWS = 40  # of a table, a row for each token
@@ -38,6 +42,22 @@ class TextInspector(Inspector):
     @property
     def tokenizer(self) -> Any:
         return self.model.tokenizer
+
+    def sample(self, name: str, inputs: Sequence[Any], interventions: Interventions) -> Sample:
+        """As in the base class; warns of words that the tokenizer does not know."""
+        self.warn_unknown(self.tokenizer, inputs[0], interventions.patch_from)
+        return super().sample(name, inputs, interventions)
+
+    def warn_unknown(self, tokenizer: Any, *texts: str) -> None:
+        """Warns if the network reads [UNK] in place of words."""
+        found = dict.fromkeys(word for text in texts for word in tokenizer.unknown_words(text))
+        if found:
+            (unknown,) = tokenizer.convert_ids_to_tokens([tokenizer.special_ids.unk])
+            warnings.warn(
+                f"the tokenizer does not know {shortened([*map(repr, found)])}: the network reads "
+                f"{unknown} there, as for any other unknown word",
+                stacklevel=2,
+            )
 
     def ids(self, *inputs: Any) -> list[int]:
         """Tokens that the network reads."""
@@ -169,6 +189,11 @@ class MaskedInspector(TextInspector):
 
     model_name = "MaskedLanguageModel"
 
+    def warn_unknown(self, tokenizer: Any, *texts: str) -> None:
+        """As in the base class; masks are known."""
+        pieces = (text.split(self.model.mask_token) for text in texts)
+        super().warn_unknown(tokenizer, *chain.from_iterable(pieces))
+
     def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
         ids = torch.tensor(self.ids(*inputs))
         masks = (ids == self.tokenizer.special_id("mask")).nonzero().flatten().tolist()
@@ -233,6 +258,8 @@ class TranslationInspector(TextInspector):
     def completed(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """With the model's own translation, unless there is one."""
         text, translation = inputs
+        if translation is not None:
+            self.warn_unknown(self.output_tokenizer, translation)
         return text, self.model.translate(text) if translation is None else translation
 
     def patch_inputs(self, inputs: Sequence[Any], patch_from: str) -> Sequence[Any]:

@@ -14,6 +14,10 @@ APP = App(
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
     extra_commands={
+        "fill_mask": (
+            "print the likeliest tokens for the masks of a text",
+            "tasks.mlm.fill_mask:fill_mask",
+        ),
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_masks"),
         "export": (
             "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
@@ -29,9 +33,11 @@ APP = App(
         "fit --config configs/mlm/imdb.yaml --run_dir runs/mlm/imdb",
         "fit --config configs/mlm/imdb.yaml --preset base --model.mask.whole_words true",
         "fit --resume runs/mlm/latest",
+        'fill_mask --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --text "the film is [MASK]"',
         "export --ckpt_path runs/mlm/latest/checkpoints/best.ckpt --format hf",
     ),
     next_commands=(
+        'fill_mask --ckpt_path {best} --text "a [MASK] of words"',
         "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
     ),

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,17 +20,24 @@ def write_csv(
 ) -> None:
     """Writes columns of equal length below their names; floats get six decimals.
 
-    `others` stand last, with all digits; what is named like one of the columns is left out.
+    `others` stand last, numbers with all digits and lists as JSON; what is named like one of the
+    columns is left out.
     """
     for name, cells in without_names(others, header).items():
         header = [*header, name]
-        columns = [*columns, [str(cell) if type(cell) is float else cell for cell in cells]]
+        is_json = (float, bool, list)
+        columns = [*columns, [text_cell(c) if type(c) in is_json else c for c in cells]]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
     for row in zip(*columns, strict=True):
         table.writerow(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row)
     write_text(path, text.getvalue())
+
+
+def text_cell(cell: Any) -> str:
+    """A text as it is, anything else as JSON; dates and the like as text in it."""
+    return cell if isinstance(cell, str) else json.dumps(cell, default=str)
 
 
 def without_names(columns: Columns, names: Sequence[str]) -> Columns:

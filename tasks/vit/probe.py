@@ -1,15 +1,12 @@
 """`python -m tasks.vit probe`: linear probe and k-nearest neighbours on frozen features."""
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from datamodules.images import ImageData
-from datamodules.utils.files import read_object, write_text
 from datamodules.utils.progress import progress_bar
 from modules.models.images import ImageNet, build_image_net
 from modules.pretrained.weights import CLASSIFIERS, load_weights
@@ -18,6 +15,7 @@ from tasks.errors import UsageError
 from tasks.inference import DeviceName, on_device
 from tasks.options import Options
 from tasks.probing.classifiers import Labelled, Probed, probe
+from tasks.probing.record import write_record
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.report import format_count
 from tasks.tracking.run_folder import make_folder
@@ -133,13 +131,7 @@ def print_table(found: list[Probed]) -> None:
 
 def write(found: list[Probed], folder: Path, about: Options) -> None:
     """Writes probe.json and probe.csv; says what other probe they replace."""
-    earlier: Options = {}
-    with suppress(OSError, ValueError):
-        earlier = read_object(folder / "probe.json")
-    changed = [f"{name} {earlier.get(name)}" for name in about if earlier.get(name) != about[name]]
-    note = f" (they replace those of another probe: {', '.join(changed)})"
-    results = [one._asdict() for one in found]
-    write_text(folder / "probe.json", json.dumps({**about, "results": results}, indent=1) + "\n")
+    note = write_record(folder, about, [one._asdict() for one in found])
     columns = [[one.settings.get(name) for one in found] for name in SETTINGS]
     write_csv(
         folder / "probe.csv",
@@ -151,4 +143,4 @@ def write(found: list[Probed], folder: Path, about: Options) -> None:
             [one.test for one in found],
         ],
     )
-    print(f"\nwritten: {folder}/probe.json, probe.csv{note if earlier and changed else ''}")
+    print(f"\nwritten: {folder}/probe.json, probe.csv{note}")

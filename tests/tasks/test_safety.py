@@ -62,7 +62,7 @@ READS: dict[str, list[str]] = {  # every command that reads a checkpoint
     ],
     "mae": ["validate", "test", "export", *BOTH],
     "bert": ["validate", "test", "predict --text a", "export", "tokenize --text a", *BOTH],
-    "mlm": ["validate", "test", "export", *BOTH],
+    "mlm": ["validate", "test", "fill_mask --text a", "export", *BOTH],
     "lm": ["validate", "test", "generate --prompt a", "score --input t.txt", "export", *BOTH],
     "igpt": ["validate", "test", "generate", "probe", "export", *BOTH],
     "seq2seq": ["validate", "test", "translate --text a", "attend --text a", "export", *BOTH],

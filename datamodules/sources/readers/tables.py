@@ -30,6 +30,7 @@ CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
 CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
+JSON_TYPES = (int, float, bool, list)  # of cells that become text
 MAX_NAMED = 5  # rows with a fault that a message names
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
@@ -41,6 +42,7 @@ class TableSplit:
     columns: pa.Table
     rows: Tensor  # (S,) int64, the number of each row in its file
     where: str  # names of rows for messages: "line {} of reviews.csv"
+    is_json: pa.Table | None = None  # bool, the cells that `as_text` turned into text
 
     def name(self, i: int) -> str:
         """The name of row i in a message."""
@@ -53,6 +55,10 @@ class TableSplit:
         for field, column in zip(self.columns.schema, self.columns.columns, strict=True):
             if field.name not in (without, *found) and not is_encoded(field.type):
                 found[field.name] = column.take(index).to_pylist()
+        if self.is_json is not None:
+            for name, cells in found.items():
+                pairs = zip(cells, self.is_json[name].take(index).to_pylist(), strict=True)
+                found[name] = [json.loads(cell) if is_json else cell for cell, is_json in pairs]
         return found
 
     def count(self, faulty: Sequence[int]) -> str:
@@ -174,16 +180,22 @@ class TableSource(Source):
         rows = self._rows(path)
         lines: list[int] = []
         tables = []
+        flags = []
+        is_csv = uncompressed_suffix(path) in CSV
         while part := list(islice(rows, ROWS_AT_ONCE)):
             lines += [line for line, _ in part]
             names = dict.fromkeys(name for _, row in part for name in row)
             columns = {name: [as_text(row.get(name)) for _, row in part] for name in names}
             schema = pa.schema([(name, pa.large_string()) for name in names])
             tables.append(pa.table(columns, schema))
+            if not is_csv:
+                was_json = {n: [type(row.get(n)) in JSON_TYPES for _, row in part] for n in names}
+                flags.append(pa.table(was_json))
         if not tables:
             raise DataError(f"{path} has no rows.")
         table = pa.concat_tables(tables, promote_options="default")
-        return TableSplit(table, torch.tensor(lines), f"line {{}} of {path}")
+        is_json = None if is_csv else pa.concat_tables(flags, promote_options="default")
+        return TableSplit(table, torch.tensor(lines), f"line {{}} of {path}", is_json)
 
     def _rows(self, path: Path) -> Iterator[Row]:
         if uncompressed_suffix(path) in CSV:
@@ -224,7 +236,7 @@ def type_fault(
 
 def as_text(cell: Any) -> str | None:
     """A cell of JSON as text, a list as JSON; None if it is an object or null."""
-    if type(cell) in (int, float, bool, list):
+    if type(cell) in JSON_TYPES:
         return json.dumps(cell)
     return cell if isinstance(cell, str) else None
 

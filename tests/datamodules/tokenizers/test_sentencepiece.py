@@ -71,6 +71,7 @@ def test_ids_are_those_of_the_package(normalization: str, tmp_path: Path) -> Non
         assert encode(ours, text) == theirs.encode(text), text
     for text in ENGLISH[:3]:
         assert ours.decode(theirs.encode(text)) == text
+    assert [word.strip() for word in ours.unknown_words("the ж cat ж")] == ["ж"]
 
 
 def test_marian_has_two_models_and_one_vocabulary(tmp_path: Path) -> None:

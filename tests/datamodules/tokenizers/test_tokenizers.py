@@ -86,6 +86,15 @@ def test_unknown_text_and_case(kind: str) -> None:
         assert encode(tokenizer, "thé story") == encode(tokenizer, "the story")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_unknown_words_are_named(kind: str) -> None:
+    words = {"bpe": [], "character": [*"жукЯ"]}.get(kind, ["жук", "Я"])
+    tokenizer = trained(kind, min_frequency=1)
+    assert tokenizer.unknown_words("the жук was Я жук") == words
+    assert tokenizer.unknown_words("the [UNK] was [UNK]") == []
+    assert tokenizer.unknown_words("") == []
+
+
 def test_bytes_and_characters_give_back_the_text() -> None:
     rng = random.Random(0)
     bpe = trained("bpe", lowercase=False)

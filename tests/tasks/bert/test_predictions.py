@@ -150,6 +150,40 @@ def test_other_columns_of_a_table_are_kept(console: Console, best: Path) -> None
     assert pq.read_table("out.parquet").column("seen").to_pylist() == [True, False, False]
 
 
+def test_cells_of_json_stay_what_they_are(console: Console, best: Path) -> None:
+    """In CSV files they are JSON. A column of Parquet with several types is text."""
+    others: dict[str, list[Any]] = {
+        "count": [3, None, 2**53 + 1],
+        "weight": [1 / 3, 1e-9, 2.0],
+        "seen": [True, None, False],
+        "tags": [["é", "b"], [], None],
+        "code": ["007", "true", "[1]"],
+        "mixed": [1, "1", [True]],
+        "various": ["a", [1], None],
+        "large": [2**70, 1, None],
+        "empty": [[{}], [], None],
+    }
+    rows = [dict(zip(others, cells, strict=True)) for cells in zip(*others.values(), strict=True)]
+    for number, row in enumerate(rows):
+        row["text"] = f"{number} good"
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name in ("out.jsonl", "out.parquet", "out.csv"):
+        console.printed(f"predict --ckpt_path {best} --input in.jsonl --output {name}", "bert")
+    entries = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    table = pq.read_table("out.parquet").to_pydict()
+    with open("out.csv", newline="") as file:
+        cells = [*csv.DictReader(file)]
+    for name, column in others.items():
+        found = [entry[name] for entry in entries]
+        assert found == column and [*map(type, found)] == [*map(type, column)]
+        texts = ["" if c is None else c if type(c) is str else json.dumps(c) for c in column]
+        assert [row[name] for row in cells] == texts
+        if name in ("mixed", "various", "large", "empty"):
+            assert [cell or "" for cell in table[name]] == texts
+        else:
+            assert table[name] == column and [*map(type, table[name])] == [*map(type, column)]
+
+
 @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
 def test_classes_that_are_named_like_columns(name: str, tmp_path: Path) -> None:
     file = PredictionFile(tmp_path / name)

@@ -175,7 +175,8 @@ def test_help_of_using_a_checkpoint_begins_with_its_own_options(
     ("seq2seq", "translate", "ckpt_path text input output beams max_new_tokens temperature"),
     ("lm", "generate", "ckpt_path prompt input output num_samples"),
     ("igpt", "generate", "ckpt_path input output samples"),
-    ("lm", "score", "ckpt_path input output stride"),
+    ("lm", "score", "ckpt_path text input output stride"),
+    ("mlm", "fill_mask", "ckpt_path text input output top_k"),
 ])  # fmt: skip
 def test_help_begins_with_what_a_command_reads_and_writes(
     task: str, command: str, first: str, console: Console

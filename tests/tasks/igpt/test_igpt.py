@@ -166,7 +166,9 @@ def test_embed_is_the_mean_over_the_pixels(trained: Path) -> None:
 
 
 def test_probe(trained: Path, console: Console) -> None:
-    console.printed(f"probe {CKPT} {trained} --output p --limit 200", "igpt")
+    line = f"probe {CKPT} {trained} --output p --limit"
+    out, _ = console.printed(f"{line} 200", "igpt")
+    assert "replace" not in out
     with Path("p/probe.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["layer"] for row in rows] == ["0", "1", "2"]
@@ -174,6 +176,14 @@ def test_probe(trained: Path, console: Console) -> None:
     assert all(0.2 < float(row["test"]) <= 1 for row in rows)  # chance is 0.1
     assert all(float(row["val_loss"]) < math.log(10) for row in rows)
     assert Image.open("p/probe.png").format == "PNG"
+    record = json.loads(Path("p/probe.json").read_text())
+    assert record["model"] == str(trained) and record["samples"]["train"] == 200
+    for one, row in zip(record["results"], rows, strict=True):
+        assert one["test"] == pytest.approx(float(row["test"]), abs=1e-6)
+    out, _ = console.printed(f"{line} 100", "igpt")
+    samples = record["samples"]
+    assert f"(they replace those of another probe: samples {samples})" in out
+    assert "replace" not in console.printed(f"{line} 100", "igpt")[0]
     console.refused(f"probe {CKPT} {trained} --limit 0", "limit", task="igpt")
 
 

@@ -279,6 +279,34 @@ def test_score_of_files(lm_bytes: Path, console: Console) -> None:
     assert found["bytes"] == sum(path.stat().st_size for path in Path("texts").iterdir())
 
 
+def test_a_text_is_scored_as_a_file_with_it(lm_bytes: Path, console: Console) -> None:
+    text = "def f(x):\n    return x\n\nzwölf"
+    Path("text.txt").write_text(text)
+    line = f"score --ckpt_path {lm_bytes} --stride 4"
+    found = console.objects(f"{line} --text '{text}'", TASK)
+    assert found == console.objects(f"{line} --input text.txt", TASK)
+    tables = [
+        console.printed(f"{line} {given}", TASK)[0].splitlines()
+        for given in (f"--text '{text}'", "--input text.txt")
+    ]
+    assert [table.pop(0).strip() for table in tables] == ["--text", "text.txt"]
+    assert tables[0] == tables[1]
+
+
+def test_score_needs_one_text(lm_letters: Path, console: Console) -> None:
+    Path("text.txt").write_text("The lazy dog")
+    line = f"score --ckpt_path {lm_letters}"
+    for more, *names in (
+        ("", "either --text or --input"),
+        ("--input text.txt --text The", "either --text or --input"),
+        ("--text ' '", "--text is empty"),
+        ("--text T", "--text has only one token"),
+        ("--text The\udcff", "--text"),
+    ):
+        console.refused(f"{line} {more}", *names, task=TASK)
+    console.refused(f"{line} --text schön", "'ö' (U+00F6)", "--text", task=TASK, code=1)
+
+
 # Streams ------------------------------------------------------------------------------------------
 
 TEXT = "naïve 🙂🙃 zwölf \ufffd ok"

@@ -377,13 +377,3 @@ def test_mistakes_are_one_sentence(case: str, runs: Path, capsys: Any, tmp_path:
     assert error.startswith("error: ") and error.count("\n") == 0
     assert "Traceback" not in error and "--debug" not in error and "tessera.load" not in error
     assert not Path("look").exists()
-
-
-def test_a_long_text_is_cut_and_said(runs: Path, console: Console) -> None:
-    text = "word " * 200
-    ckpt = runs / "lm/checkpoints/best.ckpt"
-    line = f"look --ckpt_path {ckpt} --text '{text}' --effects false --figures false --output out"
-    out, _ = console.printed(line, "lm")
-    assert "32" in out.splitlines()[0]
-    (view,) = tab_views(content(Path("out/look.html")))["attention"]
-    assert view["shape"][-1] == 32
