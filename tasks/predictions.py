@@ -271,6 +271,8 @@ def write_parquet(
         try:
             array = pa.array(column)
         except (ValueError, TypeError, OverflowError):  # cells of several types
+            array = None
+        if array is None or "struct<>" in str(array.type):  # which Parquet does not have
             array = pa.array([None if cell is None else text_cell(cell) for cell in column])
         arrays.append(array)
     with replacing(path) as partial:
