@@ -45,7 +45,7 @@ class CorpusData(TokenizedData):
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
-        source: null: told from the path, the reference if there is none; reference: that of the
+        source: null: what the path shows, and without a path reference; reference: that of the
             Python language, no download; txt: plain text (.txt, .md); csv, jsonl: CSV, TSV or JSON
             Lines with a text in each row; hub: a data set of the hub with a column of texts, or
             Parquet files. Labels beside the texts are not read.

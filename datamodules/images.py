@@ -67,7 +67,7 @@ class ImageData(ResumableDataModule):
     `datamodules.vision.augment`.
 
     Args:
-        source: null: told from the path, the digits if there is none; digits: 1,797 embedded
+        source: null: what the path shows, and without a path digits; digits: 1,797 embedded
             handwritten digits; folder: your own images in train/CLASS/, or only in CLASS/, of which
             a part is then held back for validation; csv, jsonl: files that name your images and
             their targets; hub: a data set of the Hugging Face Hub, or Parquet files named by split.
@@ -314,7 +314,7 @@ class UnlabelledImageData(ImageData):
     so, too.
 
     Args:
-        source: null: told from the path, the digits if there is none; digits: 1,797 embedded
+        source: null: what the path shows, and without a path digits; digits: 1,797 embedded
             handwritten digits; folder: images in train/CLASS/, or only in CLASS/; images: images at
             any depth of a folder, without classes; csv, jsonl: files that name your images; hub: a
             data set of the Hugging Face Hub, or Parquet files named by split.

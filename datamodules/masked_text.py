@@ -113,7 +113,7 @@ class MaskedTextData(TextData):
     `datamodules.tokens.masking`).
 
     Args:
-        source: null: told from the path, the reference if there is none; reference: that of the
+        source: null: what the path shows, and without a path reference; reference: that of the
             Python language, no download; reviews: generated ones, no download; csv, jsonl: files
             with a column of texts; txt: a file whose documents are separated by empty lines, or a
             folder of files; folder: texts in train/CLASS/*.txt; hub: a data set of the hub, or

@@ -59,7 +59,7 @@ class ReviewData(TextData):
     order it was read, for prediction in `predict_samples`; then batches have no "label".
 
     Args:
-        source: null: told from the path, the reviews if there is none; reviews: generated ones, no
+        source: null: what the path shows, and without a path reviews; reviews: generated ones, no
             download; csv, jsonl: files with columns; folder: texts in train/CLASS/*.txt, or only in
             CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split.
         path: File or folder to read, or a data set of the hub. A single file, and a
@@ -135,9 +135,9 @@ class ReviewData(TextData):
         found = [i for i, ids in enumerate(lists) if ids and 2 * ids.count(unknown) >= len(ids)]
         if found:
             rank_zero_warn(
-                f"half or more of the tokens of {len(found):,} of {len(lists):,} texts are "
-                f"unknown, such as of {self.predict_samples[found[0]][:60]!r}: the model cannot "
-                "read them; `tokenize` shows which."
+                f"the tokenizer knows at most half of the tokens of {len(found):,} of "
+                f"{len(lists):,} texts, such as {self.predict_samples[found[0]][:60]!r}: the model "
+                "cannot read the rest; `tokenize` shows which they are."
             )
 
     def sample_names(self, split: str) -> tuple[str, list[Any]]:

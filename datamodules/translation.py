@@ -88,7 +88,7 @@ class TranslationData(TextData):
     lists of B texts, source and target as they were read.
 
     Args:
-        source: null: told from the path, the dates if there is none; dates: dates and numbers in
+        source: null: what the path shows, and without a path dates; dates: dates and numbers in
             English and French, no download; txt: aligned files such as train.en and train.de, a
             text on each line, also as .gz; csv: CSV or TSV with a column for each language; jsonl:
             JSON Lines, likewise; hub: a data set of the hub, or Parquet files, with such columns or

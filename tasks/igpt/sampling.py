@@ -26,7 +26,7 @@ class PixelSampling:
             2020); null: from all.
         min_p: Sample from colours with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
-        seed: Of the first image; the next one has `seed` + 1.
+        seed: Seed of the first image; that of each next image is 1 higher.
     """
 
     temperature: float = 1.0

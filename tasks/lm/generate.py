@@ -31,7 +31,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
         input: File with a prompt on each line; - is standard input.
         output: File for what is printed; null: standard output.
         num_samples: Texts for each prompt; in beam search the best ones.
-        seed: Of the first sample of each prompt; its next sample has `seed` + 1.
+        seed: Seed of the first text of each prompt; that of its next text is 1 higher.
         stop: String that ends a text and is not part of it; may be given several times.
         json: Print one JSON object per line for each text, once it is complete: prompt, text,
             sample, number of new tokens, how it ended (length, end of the document, stop string,

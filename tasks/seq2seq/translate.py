@@ -38,7 +38,7 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             no unfinished translation would rank among the best if it ended now. "never": when none
             can rank among them any more, often at the length limit. "first" (True): when as many
             are finished as there are beams.
-        seed: Of sampling the first sentence; the next one has `seed` + 1.
+        seed: Seed of sampling for the first sentence; that of each next sentence is 1 higher.
         nbest: Translations of each sentence, best first. Above 1, a line has three columns with
             tabs between them: number of the sentence, score (log-probability, normalised by the
             length; higher is better), translation.
