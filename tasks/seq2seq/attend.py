@@ -23,6 +23,7 @@ TOKEN_SIZE = 0.2  # inches
 LABEL_SIZE = 0.9  # inches, beside each panel
 MAX_INCHES = 200.0  # of a figure
 INCOMPLETE = "\ufffd"  # text of an incomplete character
+WHITESPACE = {"\n": "\u21b5", "\t": "\u21e5"}  # and a space for any other
 
 
 def attend(
@@ -111,12 +112,15 @@ def cross_attention_weights(
 
 
 def token_labels(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Returns the text of each token, spaces as ␣; special ones as in the vocabulary."""
+    """Returns the text of each token; special ones as in the vocabulary.
+
+    Of a token of white space only, ␣ is a space, ⇥ a tab and ↵ the end of a line.
+    """
     labels = []
     for token_id, token in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
         text = tokenizer.decode([token_id])
         if not text.strip():
-            text = "\u2423" * len(text)
+            text = "".join(WHITESPACE.get(character, "\u2423") for character in text)
         labels.append(text if text and INCOMPLETE not in text else token)
     return labels
 

@@ -175,10 +175,10 @@ def test_attention_weights_of_a_prefix_are_the_same(model: TranslationModel) -> 
 
 
 def test_labels_of_bytes() -> None:
-    tokenizer = Tokenizer.train(["a é"], TokenizerConfig("bpe", 263, lowercase=False))
-    (ids,) = tokenizer.encode_batch(["a é"])
+    tokenizer = Tokenizer.train(["a é\n\t"], TokenizerConfig("bpe", 265, lowercase=False))
+    (ids,) = tokenizer.encode_batch(["a é\n\t"])
     labels = token_labels(tokenizer, [*ids, tokenizer.special_id("eos")])
-    assert labels == ["a", "\u2423", "Ã", "©", "[EOS]"]
+    assert labels == ["a", "\u2423", "Ã", "©", "\u21b5", "\u21e5", "[EOS]"]
 
 
 def test_pictures(translator: Path, console: Console) -> None:
