@@ -15,9 +15,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from modules.activations import patch
+from modules.activations import patch, recorded
 from modules.embedding import TokenEmbedding
+from modules.measures import induction_score, previous_token_score, repeated_tokens
 from tasks.igpt.architectures import PixelModel
+from tasks.look import pictures
 from tasks.look.inspector import Component, Interventions, uniform_entropy
 from tasks.look.inspectors import INSPECTORS
 from tasks.look.pictures import PixelInspector
@@ -34,7 +36,7 @@ TASKS = (*IMAGE_TASKS, "bert", "mlm", "lm", "seq2seq")
 TABS = {
     "vit": {"prediction"},
     "mae": set(),
-    "igpt": {"losses", "neighbours"},
+    "igpt": {"logit lens", "losses", "neighbours"},
     "bert": {"prediction", "neighbours"},
     "mlm": {"fill-mask", "logit lens", "neighbours"},
     "lm": {"logit lens", "losses", "neighbours"},
@@ -174,7 +176,7 @@ def test_losses_and_distances_of_pixels(runs: Path) -> None:
     picture(8, "L").save("photo.png")
     sample = INSPECTORS["igpt"](model).sample("", ("photo.png",), FAST)
     (losses,) = sample.tabs["losses"]
-    _, distances = sample.tabs["heads"]
+    _, distances, *_ = sample.tabs["heads"]
     assert isinstance(losses, Matrix) and isinstance(distances, Matrix)
     grey = torch.tensor(model.metadata["palette"])[:, 0].round()  # (K,)
     seen = model.pixels("photo.png")[0]  # (8, 8)
@@ -221,6 +223,35 @@ def check_neighbours(view: View, table: Tensor, ids: list[int], labels: list[str
     cosines[ids[0]] = -1
     shown = [float(text.rpartition(" ")[2]) for text in view.rows[0][1].split(", ")]
     assert shown == pytest.approx(cosines.topk(len(shown)).values.tolist(), abs=0.0051)
+
+
+def test_lens_and_scores_of_pixels(runs: Path) -> None:
+    model = tessera.load(runs / "igpt", kind=tessera.ImageGenerator)
+    picture(8, "L").save("photo.png")
+    sample = INSPECTORS["igpt"](model).sample("", ("photo.png",), FAST)
+    (lens,) = sample.tabs["logit lens"]
+    assert isinstance(lens, Matrix) and lens.columns == model.attention("photo.png").queries
+    best = model.logits("photo.png").softmax(-1).max(-1)  # the last block is the output
+    close(lens.values[-1], best.values)
+    greys = torch.tensor(model.metadata["palette"])[best.indices, 0].round().int()
+    assert lens.cells[-1] == [*map(str, greys.tolist())]
+    *_, induction, previous = sample.tabs["heads"]
+    tokens = repeated_tokens(17, 32)
+    with torch.no_grad(), recorded(model.net, "*.attention.weights") as found:
+        model.net(tokens)
+    assert isinstance(induction, Matrix) and isinstance(previous, Matrix)
+    weights = torch.cat([*found.values()])
+    close(induction.values, induction_score(weights, 32))
+    close(previous.values, previous_token_score(weights))
+
+
+def test_the_lens_of_many_pixels_is_cut(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "LENS_PIXELS", 10)
+    picture(8, "L").save("photo.png")
+    model = tessera.load(runs / "igpt", kind=tessera.ImageGenerator)
+    (lens,) = INSPECTORS["igpt"](model).sample("", ("photo.png",), FAST).tabs["logit lens"]
+    assert isinstance(lens, Matrix) and lens.note.endswith("; the first 10 of 64 pixels")
+    assert lens.values.shape == (2, 10) and lens.columns[-1] == "2,2"
 
 
 def test_neighbours_of_the_colours_of_an_image(runs: Path) -> None:
