@@ -30,6 +30,7 @@ SHORT_NAMES = {  # short, usual and former names of options, and the last words 
     **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
     **dict.fromkeys(("run_dir", "out", "format"), "output"),
 }
+TOO_LONG = "learned positions of the network"  # in messages; `lab` reads it
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

@@ -11,7 +11,7 @@ from torchmetrics import MeanMetric
 from datamodules.tokenized import TokenizedData
 from datamodules.utils.files import write_text
 from tasks.base import Task
-from tasks.errors import UsageError
+from tasks.errors import TOO_LONG, UsageError
 from tasks.options import merge_options
 
 Config = TypeVar("Config")
@@ -89,7 +89,7 @@ def fill_vocabulary(
     limit = net.max_length
     if net.position == "learned" and limit is not None and length > limit:
         raise UsageError(
-            f"--data.max_length {length} exceeds the {limit} learned positions of the network: "
+            f"--data.max_length {length} exceeds the {limit} {TOO_LONG}: "
             "lower it, or raise --model.net.max_length of a new network"
         )
     return replace(net, **{name: vocabulary})

@@ -35,7 +35,8 @@ def write_report(folder: Path) -> str:
     points = metric_by_point(results)
     write_runs(folder, plan, results)
     tables = heading(plan, results) + table_of_means(plan, results, points)
-    tables += table_of_differences(plan, points) + table_of_failures(results)
+    tables += table_of_differences(plan, points)
+    tables += table_of_failures(results) + table_of_refusals(results)
     if plan.lab["scaling_law"]:
         for evaluation in plan.lab["evaluations"] or [""]:
             tables += scaling_report(folder, results, evaluation)
@@ -117,6 +118,11 @@ def table_of_differences(plan: Plan, points: Mapping[Point, Mapping[int, float]]
 def table_of_failures(results: list[Result]) -> str:
     rows = [[one.run.name, one.error] for one in results if one.error]
     return "\n" + markdown(["failed run", "error"], rows) if rows else ""
+
+
+def table_of_refusals(results: list[Result]) -> str:
+    rows = [[one.run.name, *refusal] for one in results for refusal in one.refusals.items()]
+    return "\n" + markdown(["run", "refused test", "reason"], rows) if rows else ""
 
 
 def list_of_commands(results: list[Result]) -> str:

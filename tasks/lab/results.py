@@ -4,7 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from datamodules.utils.files import replacing
 from tasks.lab.plan import Plan, Run
 from tasks.lab.spec import option_names
-from tasks.lab.state import error_of, is_finished, run_folder
+from tasks.lab.state import error_of, is_finished, refusals_of, run_folder
 from tasks.lab.statistics import Difference, paired_difference
 from tasks.tracking.metrics_csv import read_rows
 
@@ -30,6 +30,7 @@ class Result:
         summary: Of `summary.json`; empty before the end of the training.
         steps: Optimizer steps that were done.
         values: The metric by the name of the evaluation ("" if there are none); NaN if missing.
+        refusals: Why the network refuses evaluations, by their names.
     """
 
     run: Run
@@ -38,6 +39,7 @@ class Result:
     summary: Mapping[str, Any]
     steps: int
     values: Mapping[str, float]
+    refusals: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tokens(self) -> float:
@@ -88,7 +90,8 @@ def read_result(folder: Path, run: Run, metric: str) -> Result:
     elif summary:
         logged = [float(row[metric]) for row in rows if metric in row]
         values[""] = logged[-1] if logged else math.nan
-    return Result(run, state, error, summary, summary.get("steps", last_step), values)
+    steps = summary.get("steps", last_step)
+    return Result(run, state, error, summary, steps, values, refusals_of(folder, run))
 
 
 def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
@@ -111,6 +114,7 @@ def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
             "seconds": one.summary.get("seconds"),
             "threads": one.threads,
             "error": one.error,
+            "refused": "; ".join(one.refusals.values()),
             "command": run.command,
             "tests": "; ".join(run.test_commands),
         }

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from datamodules.utils.cores import usable_cores
 from tasks.cli.signals import Stopped
-from tasks.errors import DISK_FULL, RunError
+from tasks.errors import DISK_FULL, TOO_LONG, RunError
 from tasks.lab.plan import Run
 from tasks.lab.state import (
     error_of,
@@ -25,6 +25,7 @@ from tasks.lab.state import (
     is_trained,
     log_file,
     next_command,
+    refusal_file,
     run_folder,
 )
 from tasks.tracking.csv_files import last_row
@@ -160,9 +161,11 @@ class Runner:
                 f"no room is left in {self.folder}: make room; {self.counts()}, and are kept; to "
                 f"resume: {self.resume_command}"
             )
-        failure_file(self.folder, run, job.evaluation).write_text(message + "\n")
+        is_refused = job.evaluation and TOO_LONG in message
+        file_of = refusal_file if is_refused else failure_file
+        file_of(self.folder, run, job.evaluation).write_text(message + "\n")
         what = f"the test {job.evaluation} of {run.name}" if job.evaluation else run.name
-        self.print_progress(f"{what} failed: {message}")
+        self.print_progress(f"{what} {'was refused' if is_refused else 'failed'}: {message}")
 
     def has_result(self, job: Job) -> bool:
         if job.evaluation:

@@ -19,12 +19,19 @@ def failure_file(folder: Path, run: Run, evaluation: str = "") -> Path:
     return folder / "logs" / f"{name}.failed"
 
 
+def refusal_file(folder: Path, run: Run, evaluation: str) -> Path:
+    """Holds why the network of a run refuses an evaluation, which is no failure."""
+    return folder / "logs" / f"{run.name},{evaluation}.refused"
+
+
 def is_trained(folder: Path, run: Run) -> bool:
     return (run_folder(folder, run) / "summary.json").exists()
 
 
 def is_evaluated(folder: Path, run: Run, evaluation: str) -> bool:
-    return (run_folder(folder, run) / f"test_{evaluation}" / "test.json").exists()
+    """Whether an evaluation is done, or refused by the network."""
+    result = run_folder(folder, run) / f"test_{evaluation}" / "test.json"
+    return result.exists() or refusal_file(folder, run, evaluation).exists()
 
 
 def is_finished(folder: Path, run: Run) -> bool:
@@ -42,10 +49,18 @@ def error_of(folder: Path, run: Run) -> str:
     return ""
 
 
+def refusals_of(folder: Path, run: Run) -> dict[str, str]:
+    """Why the network refuses evaluations, by their names."""
+    files = {name: refusal_file(folder, run, name) for name in run.evaluations}
+    return {name: path.read_text().strip() for name, path in files.items() if path.exists()}
+
+
 def forget_failures(folder: Path, run: Run) -> None:
-    """Lets what failed be tried again."""
+    """Lets what failed be tried again, and what a network refused that is not there any more."""
     for evaluation in ("", *run.evaluations):
         failure_file(folder, run, evaluation).unlink(missing_ok=True)
+        if not is_trained(folder, run):
+            refusal_file(folder, run, evaluation).unlink(missing_ok=True)
 
 
 def next_command(folder: Path, run: Run) -> tuple[str, list[str]] | None:

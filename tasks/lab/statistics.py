@@ -51,7 +51,7 @@ def paired_difference(
     differences = [values[seed] - base[seed] for seed in seeds]
     mean, deviation = mean_and_deviation(differences)
     if len(seeds) < 2:
-        verdict = "one seed decides nothing" if seeds else "no pair of runs is finished"
+        verdict = "one seed decides nothing" if seeds else "no pair of runs has a result"
         return Difference(mean, math.nan, math.nan, len(seeds), verdict)
     half = t_quantile(len(seeds) - 1) * deviation / math.sqrt(len(seeds))
     low = mean - half

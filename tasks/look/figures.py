@@ -154,7 +154,7 @@ def draw_tiles(weights: Tensor) -> Tensor:
 def draw_matrix(view: Matrix) -> Any:
     """A heat map with numbers or texts in its cells, if they are few; long texts in lines."""
     count = view.values.shape[1]
-    length = TOKENS_PER_LINE if view.cells else count
+    length = min(TOKENS_PER_LINE, count) if view.cells else count
     starts = range(0, count, length)
     wide = 0.75 if view.cells else 0.4
     width = min(16, wide * min(count, length) + 2)
@@ -173,6 +173,7 @@ def draw_matrix(view: Matrix) -> Any:
         heat = draw_cells(axis, piece, low, high)
         set_labels(axis, piece.rows, piece.columns, height, width)
         axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
+        axis.set_facecolor("lightgrey")  # right of the last column
     figure.colorbar(heat, ax=[*axes]).set_label(view.value_name, fontsize=7)
     axes[0].set_title(title_of(view), fontsize=7)
     return figure

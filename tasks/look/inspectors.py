@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -9,30 +10,21 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import shortened
-from modules.activations import attention_parts, recorded, stacks
+from modules.activations import attention_parts, stacks
 from modules.kernels.cross_entropy import IGNORE_INDEX
-from modules.measures import (
-    induction_score,
-    logit_lens,
-    nearest,
-    previous_token_score,
-    repeated_tokens,
-    token_losses,
-)
+from modules.measures import token_losses
 from tasks.look.inspector import (
     LIKELIEST,
     AttentionLayers,
     ClassifierInspector,
     Inspector,
     Interventions,
-    head_matrix,
 )
 from tasks.look.pictures import EncoderInspector, ImageInspector, PixelInspector
+from tasks.look.token_views import MAX_ROWS, cut_note, induction_views, lens, neighbours
 from tasks.look.views import Matrix, Sample, Table, Tokens, View
 from tasks.seq2seq.attend import token_labels
 
-MAX_ROWS = 40  # of a table, a row for each token
-PERIOD = 32  # of the repeated tokens of induction scores
 WORDS = 32  # of a language model's text from the test split, whose windows fill the context
 
 
@@ -77,38 +69,16 @@ class TextInspector(Inspector):
         labels = token_labels(self.tokenizer, self.ids(*inputs))
         return [AttentionLayers("", labels, labels)]
 
-    def neighbours(self, tokenizer: Any, table: Tensor, ids: Sequence[int]) -> Table:
+    def neighbours(self, table: Tensor, ids: Sequence[int]) -> Table:
         """The nearest tokens of those of a text."""
-        found = [*dict.fromkeys(ids)]
-        kept = found[:MAX_ROWS]
-        count = min(LIKELIEST, len(table) - 1)
-        cosines, nearest_ids = nearest(table.detach().cpu(), torch.tensor(kept), count)
-        rows = []
-        for token, values, others in zip(kept, cosines.tolist(), nearest_ids.tolist(), strict=True):
-            (label,) = token_labels(tokenizer, [token])
-            names = token_labels(tokenizer, others)
-            cells = [f"{name} {value:.2f}" for name, value in zip(names, values, strict=True)]
-            rows.append([label, ", ".join(cells)])
-        note = "tokens whose embeddings have the largest cosine" + cut_note(len(found))
-        return Table("nearest embeddings", ("token", "nearest"), rows, note)
+        return neighbours(table, ids, partial(token_labels, self.tokenizer))
 
     def lens(
         self, activations: Mapping[str, Tensor], queries: Sequence[str], prefix: str = ""
     ) -> Matrix:
         """The likeliest token after each block, at each position."""
-        rows = []
-        cells = []
-        layers = range(len(stacks(self.net)[prefix].blocks))
-        for layer in layers:
-            hidden = activations[f"{prefix}blocks.{layer}"].to(self.model.device)
-            best = logit_lens(self.net, hidden, prefix).float().softmax(-1).max(-1)
-            rows.append(best.values.cpu())
-            cells.append(token_labels(self.output_tokenizer, best.indices.tolist()))
-        note = "the likeliest token if the network ended after a block; dark: its probability"
-        return Matrix(
-            "logit lens", torch.stack(rows), [*map(str, layers)], queries, "layer", "token",
-            cells=cells, note=note, value_name="probability", limits=(0.0, 1.0),
-        )  # fmt: skip
+        labels = partial(token_labels, self.output_tokenizer)
+        return lens(self.net, activations, queries, labels, prefix)
 
     @property
     def output_tokenizer(self) -> Any:
@@ -124,7 +94,7 @@ class TextClassifierInspector(ClassifierInspector, TextInspector):
         self, inputs: Sequence[Any], activations: Mapping[str, Tensor]
     ) -> dict[str, list[View]]:
         table = self.net.encoder.embed.weight
-        neighbours = self.neighbours(self.tokenizer, table, self.ids(*inputs))
+        neighbours = self.neighbours(table, self.ids(*inputs))
         return {**super().task_tabs(inputs, activations), "neighbours": [neighbours]}
 
 
@@ -163,25 +133,12 @@ class LanguageInspector(TextInspector):
         return {
             "logit lens": [self.lens(activations, labels)],
             "losses": [Tokens("loss of each token", labels, [None, *losses], "nats", note)],
-            "neighbours": [self.neighbours(self.tokenizer, self.net.embed.weight, ids)],
+            "neighbours": [self.neighbours(self.net.embed.weight, ids)],
         }
 
     def head_statistics(self, layers: AttentionLayers, weights: Tensor) -> list[View]:
         views = super().head_statistics(layers, weights)
-        period = min(PERIOD, self.net.max_length // 2)
-        if period < 2:
-            return views
-        tokens = repeated_tokens(self.net.vocabulary, period).to(self.model.device)
-        with torch.no_grad(), recorded(self.net, "*.attention.weights") as activations:
-            self.net(tokens)
-        repeated = torch.cat([*activations.values()])  # (L, H, N, N)
-        note = f"on {period} random tokens, twice (Olsson 2022)"
-        scores = {
-            "induction score": induction_score(repeated, period),
-            "previous-token score": previous_token_score(repeated),
-        }
-        matrices = [head_matrix(name, x, note, "weight", 1.0) for name, x in scores.items()]
-        return [*views, *matrices]
+        return [*views, *induction_views(self.net, self.net.vocabulary)]
 
 
 class MaskedInspector(TextInspector):
@@ -214,7 +171,7 @@ class MaskedInspector(TextInspector):
         return {
             "fill-mask": [self.filled(ids)],
             "logit lens": [self.lens(activations, labels)],
-            "neighbours": [self.neighbours(self.tokenizer, self.net.encoder.embed.weight, ids)],
+            "neighbours": [self.neighbours(self.net.encoder.embed.weight, ids)],
         }
 
     @torch.no_grad()
@@ -312,18 +269,17 @@ class TranslationInspector(TextInspector):
         labels = self.labels(*inputs)[2]
         losses = token_losses(activations["logits"], torch.tensor(tokens)).tolist()
         table = self.net.embed if self.net.source_embed is None else self.net.source_embed
+        nearest: list[View] = [self.neighbours(table.weight, source)]
+        if self.net.source_embed is not None:
+            target = partial(token_labels, self.output_tokenizer)
+            nearest.append(neighbours(self.net.embed.weight, tokens, target, " of the translation"))
         tabs: dict[str, list[View]] = {
             "losses": [Tokens("loss of each token of the translation", labels, losses, "nats")],
-            "neighbours": [self.neighbours(self.tokenizer, table.weight, source)],
+            "neighbours": nearest,
         }
         if "decoder." in stacks(self.net):
             tabs["logit lens"] = [self.lens(activations, labels, "decoder.")]
         return tabs
-
-
-def cut_note(count: int) -> str:
-    """Says that a table has fewer rows than there are tokens."""
-    return f"; the first {MAX_ROWS} of {count:,} tokens" if count > MAX_ROWS else ""
 
 
 INSPECTORS: dict[str, type[Inspector]] = {

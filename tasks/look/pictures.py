@@ -10,7 +10,10 @@ from torch import Tensor
 
 from modules.measures import patch_distance, token_losses
 from tasks.look.inspector import AttentionLayers, ClassifierInspector, Inspector
+from tasks.look.token_views import induction_views, lens, neighbours
 from tasks.look.views import Heads, Matrix, View
+
+LENS_PIXELS = 256  # columns of a matrix with texts, 66 points each on the page
 
 
 class PictureInspector(Inspector):
@@ -87,6 +90,11 @@ class PixelInspector(PictureInspector):
         """Of the N pixels, in nats: (N, K) -> (N,)."""
         return token_losses(logits, self.model.tokens(*inputs)[0].cpu())
 
+    def colours(self, tokens: Sequence[int]) -> list[str]:
+        """Grey values, or colours as in "#ff8000", of entries of the palette."""
+        found = self.model.model.palette.colours.round().int()[[*tokens]].tolist()  # (S, C)
+        return [str(*one) if len(one) == 1 else f"#{bytes(one).hex()}" for one in found]
+
     def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
         return {"loss (nats per pixel)": float(self.losses(logits, inputs).mean())}
 
@@ -98,7 +106,26 @@ class PixelInspector(PictureInspector):
         note = f"in nats, given the pixels before it; mean {losses.mean():.3f}"
         title = "loss of each pixel"
         matrix = Matrix(title, losses, names, names, "row", "column", note=note, value_name="nats")
-        return {"losses": [matrix]}
+        table = self.net.embed.weight[:-1]  # without the token that starts an image
+        tokens = self.model.tokens(*inputs)[0].tolist()
+        return {
+            "logit lens": [self.lens(inputs, activations)],
+            "losses": [matrix],
+            "neighbours": [neighbours(table, tokens, self.colours)],
+        }
+
+    def lens(self, inputs: Sequence[Any], activations: Mapping[str, Tensor]) -> Matrix:
+        """The likeliest colour after each block, at each of the first pixels."""
+        (layers,) = self.attention_layers(*inputs)
+        shown = layers.queries[:LENS_PIXELS]
+        count = self.model.model.start
+        view = lens(self.net, activations, shown, self.colours, vocabulary=count)
+        cut = f"; the first {LENS_PIXELS} of {len(layers.queries):,} pixels"
+        return replace(view, note=view.note + cut * (len(shown) < len(layers.queries)))
+
+    def head_statistics(self, layers: AttentionLayers, weights: Tensor) -> list[View]:
+        views = super().head_statistics(layers, weights)
+        return [*views, *induction_views(self.net, self.model.model.start)]
 
 
 def with_last_key(weights: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Position encodings as heat map, lines and similarity."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from tasks.look.views import Curves, Matrix, View
 from tasks.vit.attend import grid_labels
 
 LONGEST = 256  # positions that are drawn
+LONGEST_BIAS = 64  # of the queries and keys of each head
 CHANNELS = 6  # that are drawn as lines
 
 
@@ -36,24 +38,43 @@ def views_of(position: Position, title: str, width: int) -> list[View]:
     names = [str(index) for index in range(size)]
     if len(position.grid) == 2:
         names = grid_labels(*position.grid)[:size]  # as in attention
+    cut = cut_note(position, size)
     zeros = torch.zeros(1, size, width, device=device)
     vectors = position.embed(zeros, positions)[0].cpu()  # (N, E)
     if vectors.any():
-        note = "what the encoding adds to the vector of a token at each position"
+        note = "what the encoding adds to the vector of a token at each position" + cut
         return vector_views(vectors, names, f"{title}: added vectors", note)
     rotation = position.rotate(positions)
     if rotation is not None:
         ones = torch.ones(1, 1, size, rotation.cos.shape[-1], device=device)
         note = "queries and keys are rotated, by an angle that grows with the position; here a "
-        note += "vector of ones after this rotation"
+        note += "vector of ones after this rotation" + cut
         return vector_views(rotation(ones)[0, 0].cpu(), names, f"{title}: ones, rotated", note)
     bias = position.bias(positions, positions)
     if bias is not None:
-        first = bias[0, :, size // 2].float().cpu()  # (H, N), of the query in the middle
-        heads = {f"head {head}": row for head, row in enumerate(first.tolist())}
+        middle = bias[0, :, size // 2].float().cpu()  # (H, N), of the query in the middle
+        heads = {f"head {head}": row for head, row in enumerate(middle.tolist())}
         caption = f"{title}: added to the scores of query {names[size // 2]}"
-        return [curves(caption, names, {**heads}, "bias", "over the positions of the keys")]
+        views = [curves(caption, names, {**heads}, "bias", "over the positions of the keys" + cut)]
+        return [*views, *bias_matrices(position, title, bias[0], names[:LONGEST_BIAS])]
     return []
+
+
+def bias_matrices(
+    position: Position, title: str, bias: Tensor, names: list[str]
+) -> Iterator[Matrix]:
+    """A heat map for each head of a bias (H, N, N), of the positions that have names."""
+    count = len(names)
+    note = "added to the scores of queries and keys" + cut_note(position, count)
+    for head, values in enumerate(bias[:, :count, :count].float().cpu()):
+        caption = f"{title}: bias of head {head}"
+        yield Matrix(caption, values, names, names, "query", "key", (), True, note, "bias")
+
+
+def cut_note(position: Position, count: int) -> str:
+    """Says that an encoding has more positions than are drawn."""
+    total = math.prod(position.grid)
+    return f"; the first {count} of {total:,} positions" if count < total else ""
 
 
 def curves(

@@ -12,18 +12,18 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 
 from datamodules.utils.errors import DataError
-from datamodules.utils.files import replacing, write_text
+from datamodules.utils.files import write_text
 from modules.activations import attention_parts, recorded, stacks, weight_names
 from modules.measures import entropy
 from tasks.errors import UsageError
 from tasks.lightning_patches import is_accumulating, logged_step
-from tasks.look.figures import draw_lines, draw_tiles
+from tasks.look.figures import draw_lines, draw_tiles, save_figure
 from tasks.look.page import render
 from tasks.look.subjects import SUBJECTS, Subject
 from tasks.look.views import Curves, Heads, Sample
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.media import log_media, media_loggers
-from tasks.tracking.report import format_count, write_png
+from tasks.tracking.report import format_count
 from tasks.training.gradient_norms import unsharded
 from tasks.training.precision import float32_by_default, total_norm
 
@@ -215,8 +215,7 @@ class TrainingLook(Callback):
                 [self.steps, *self.curves.values()],
             )
             for view in curves:
-                with replacing(self.folder / f"{view.title.replace(' ', '-')}.png") as partial:
-                    write_png(draw_lines(view), partial)
+                save_figure(draw_lines(view), self.folder / view.title.replace(" ", "-"))
 
     def curve_views(self) -> list[Curves]:
         units = {

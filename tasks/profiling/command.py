@@ -27,10 +27,9 @@ from tasks.profiling.formulas import Part
 from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, check_length, main_stacks, resized
 from tasks.profiling.parts import kv_cache_values
 from tasks.profiling.report import Profile, print_profile
-from tasks.profiling.timing import AXES, Point, measure
+from tasks.profiling.timing import AXES, BYTES_PER_PARAMETER, Point, measure
 from tasks.training.throughput import matmul_peak
 
-BYTES_PER_PARAMETER = 16  # weight, gradient and two moments of AdamW, in float32
 MAX_SIZE = 2**31
 # Families of variants whose names the types of their options do not list.
 UNLISTED: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "relative_bias": RELATIVE_BIASES}
@@ -138,9 +137,15 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
     if found.without_formula or not found.has_flops:
         for point in points:
             counting.count_point(network, point)
+    with progress_bar("counting memory", len(points), least=2) as advance:
+        for point in points:
+            point.activations = counting.saved_bytes(
+                network, point.config, point.batch, point.length, torch.float32, device
+            )
+            advance(1)
     found.points.extend(points)
     found.assumed = [name for name in assumed if name in found.sizes]
-    found.no_times = why_not_measured(found, points, options, device)
+    found.no_times = why_not_measured(points, options, device)
     if not found.no_times:
         with progress_bar("measuring", len(points) * (options.repetitions + 1)) as advance:
             measure(network, points, options.repetitions, device, advance)
@@ -341,14 +346,11 @@ def own_variants(config: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def why_not_measured(
-    found: Profile, points: list[Point], options: ProfileOptions, device: str
-) -> str:
+def why_not_measured(points: list[Point], options: ProfileOptions, device: str) -> str:
     """A sentence that says why there are no times; empty if they can be measured."""
     nets = {repr(point.config): point.parameters for point in points}
     needed = BYTES_PER_PARAMETER * sum(nets.values())
-    largest = max(point.flops[1] for point in points) / max(1, found.counted_flops[1])
-    needed += int(largest * (found.activations["float32"] or 0))
+    needed += max(point.activations or 0 for point in points)
     available = available_memory(device)
     if needed > available:
         return (

@@ -16,12 +16,14 @@ def write_profile(found: Profile, folder: Path) -> None:
     write_text(folder / "profile.json", json.dumps(as_json(found), indent=1) + "\n")
     heads = [
         *("axis", "value", "tokens", "batch_size", "parameters"),
-        *("flop_forward", "flop_training", "inference_s", "training_s"),
+        *("flop_forward", "flop_training", "activation_bytes", "training_bytes"),
+        *("inference_s", "training_s"),
     ]
     rows = [
         (
             *(point.axis, point.value, point.tokens, point.batch, point.parameters),
-            *(*point.flops, point.inference, point.training),
+            *(*point.flops, point.activations, point.training_bytes),
+            *(point.inference, point.training),
         )
         for point in found.points
     ]
@@ -70,6 +72,8 @@ def as_json(found: Profile) -> dict[str, Any]:
         "points": [
             {
                 **{"axis": point.axis, "value": point.value, "tokens": point.tokens},
+                "activation_bytes": point.activations,
+                "training_bytes": point.training_bytes,
                 **{"inference_s": point.inference, "training_s": point.training},
                 "inference_parts_s": point.parts,
             }

@@ -147,8 +147,29 @@ def print_profile(found: Profile) -> None:
         print(f"\n{found.no_times}")
     else:
         print_times(found)
+    print(f"\n{largest_sentence(found)}")
     if any(part.name.endswith("scores") for part in found.parts):
         print(f"\n{crossover_sentence(found)}")
+
+
+def largest_sentence(found: Profile) -> str:
+    """Which part has most parameters, FLOP and, for the same input, time."""
+    tokens = found.sizes["T"]
+    amounts: dict[str, dict[str, float]] = {
+        "parameters": {**found.counted_parameters},
+        "FLOP of training": {
+            part.name: part.training_flops(found.sizes) for part in found.parts if found.has_flops
+        },
+        "time of inference": next(
+            (point.parts for point in found.axes().get("length", []) if point.tokens == tokens), {}
+        ),
+    }
+    said = []
+    for what, by_part in amounts.items():
+        if by_part:
+            name = max(by_part, key=lambda part: by_part[part])
+            said.append(f"most {what}: {name} ({by_part[name] / sum(by_part.values()):.0%})")
+    return wrapped(f"With {tokens:,} tokens, {'; '.join(said)}.")
 
 
 def assumed_sentence(found: Profile) -> str:

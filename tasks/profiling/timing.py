@@ -17,6 +17,7 @@ from modules.convolution import NoConv
 from tasks.profiling.networks import Network, main_stacks, part_name
 
 Measured = TypeVar("Measured")
+BYTES_PER_PARAMETER = 16  # weight, gradient and two moments of AdamW, in float32
 AXES = ("length", "width", "depth", "batch_size")
 
 
@@ -33,6 +34,7 @@ class Point:
         tokens: Tokens T of a sample.
         parameters: Of the network.
         flops: Forward, and forward with backward, of the batch.
+        activations: Bytes kept for the backward pass of the batch, in float32; None: not known.
         inference: Median seconds; None: not measured.
         training: Median seconds of a step: forward, backward and AdamW.
         parts: Median seconds of inference by part.
@@ -46,9 +48,17 @@ class Point:
     tokens: int
     parameters: int
     flops: tuple[int, int]
+    activations: int | None = None
     inference: float | None = None
     training: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def training_bytes(self) -> int | None:
+        """Weights, gradients, moments of AdamW and activations, in float32; None: not known."""
+        if self.activations is None:
+            return None
+        return BYTES_PER_PARAMETER * self.parameters + self.activations
 
 
 def measure(

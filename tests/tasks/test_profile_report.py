@@ -1,8 +1,12 @@
 """The sentences of `profile`."""
 
+import csv
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import nn
 
 from modules.init import INITS
@@ -34,6 +38,39 @@ def test_a_crossover_outside_of_the_lengths_is_not_a_number() -> None:
 
     assert "about 8 tokens" in " ".join(sentence(2.0).split())
     assert "not within the lengths here, 4 to 16 tokens" in " ".join(sentence(0.1).split())
+
+
+def test_the_largest_part_is_named(console: Console) -> None:
+    line = "profile --preset tiny --vocabulary 50 --repetitions 1 --lengths 64,32 --output out"
+    out = " ".join(console.printed(line, "lm")[0].split())
+    found = json.loads(Path("out/profile.json").read_text())
+    sentence = out.partition("With 64 tokens, ")[2].partition(".")[0]
+    for what, key in (("parameters", "parameters"), ("FLOP of training", "flop_training")):
+        amounts = {part["name"]: part[key] for part in found["parts"]}
+        name = max(amounts, key=lambda part: amounts[part])
+        share = amounts[name] / sum(amounts.values())
+        assert f"most {what}: {name} ({share:.0%})" in sentence
+    (times,) = [one["inference_parts_s"] for one in found["points"] if one["tokens"] == 64]
+    name = max(times, key=lambda part: times[part])
+    assert f"most time of inference: {name} ({times[name] / sum(times.values()):.0%})" in sentence
+
+
+def test_memory_of_each_size_is_counted(console: Console) -> None:
+    line = "profile --preset tiny --vocabulary 50 --max_minutes 1e-9 --lengths 16,8 --output out"
+    out = console.printed(f"{line} --depths 4,8 --batch_sizes 1,3", "lm")[0]
+    assert "most time" not in out
+    with open("out/profile.csv") as file:
+        rows = {(row["axis"], int(row["value"])): row for row in csv.DictReader(file)}
+    found = json.loads(Path("out/profile.json").read_text())
+    base = found["memory"]["activations of a sample"]["float32"]
+    kept = {size: int(row["activation_bytes"]) for size, row in rows.items()}
+    assert kept["length", 16] == kept["depth", 4] == kept["batch_size", 1] == base
+    assert kept["length", 8] < base < kept["depth", 8] < 2 * base
+    assert kept["batch_size", 3] == pytest.approx(3 * base, rel=0.05)  # masks are kept once
+    for size, row in rows.items():
+        assert int(row["training_bytes"]) == 16 * int(row["parameters"]) + kept[size]
+    for point in found["points"]:
+        assert point["activation_bytes"] == kept[point["axis"], point["value"]]
 
 
 class Offset(nn.LayerNorm):

@@ -182,6 +182,7 @@ def test_files_are_read(path: Path) -> None:
 
     lab = read_lab(str(path))
     assert lab.claim and lab.settings
+    assert lab.compare or lab.scaling_law
     assert path.read_text().startswith("# ")
 
 

@@ -119,3 +119,34 @@ def test_a_run_before_the_grid_and_evaluations_that_are_tried_again() -> None:
         path = Path(f"out/runs/start=pretrained,seed=0/test_{name}/test.json")
         assert float(row[f"test/loss {name}"]) == json.loads(path.read_text())["test/loss"]
     assert row["test/loss same"] != row["test/loss other"]
+
+
+@pytest.mark.slow
+def test_a_test_that_the_network_refuses_is_no_failure_and_not_tried_again() -> None:
+    options = {
+        "config": ["configs/lm/reference.yaml", "configs/lab/base/reference.yaml"],
+        "data.tokenizer.vocabulary": 300,
+        "data.max_length": 16,
+        "trainer.limit_val_batches": 1,
+        "trainer.limit_test_batches": 1,
+    }
+    write_lab(
+        task="lm",
+        options=options,
+        axes={"model.net.position": ["none", "learned"]},
+        evaluations={"short": {}, "long": {"data.max_length": 32}},
+        compare={"model.net.position": "none"},
+    )
+    out = finish("run lab.yaml --output out")
+    assert "2 of 2 runs are finished" in out and "failed" not in out
+    none, learned = rows()
+    assert none["state"] == learned["state"] == "finished"
+    assert float(none["test/loss long"]) > 0 and none["refused"] == ""
+    assert float(learned["test/loss short"]) > 0 and learned["test/loss long"] == "nan"
+    assert "--data.max_length 32 exceeds the 16 learned positions" in learned["refused"]
+    report = Path("out/report.md").read_text()
+    assert "| learned | short | none | 1 |" in report and "| learned | long | none | 0 |" in report
+    assert f"| position=learned,seed=0 | long | {learned['refused']} |" in report
+    logs = {path: path.read_bytes() for path in Path("out/logs").iterdir()}
+    assert finish("run lab.yaml --output out").count("2 of 2 runs are finished already") == 1
+    assert {path: path.read_bytes() for path in Path("out/logs").iterdir()} == logs

@@ -30,7 +30,7 @@ TASKS = (*IMAGE_TASKS, "bert", "mlm", "lm", "seq2seq")
 TABS = {
     "vit": {"prediction"},
     "mae": set(),
-    "igpt": {"losses"},
+    "igpt": {"logit lens", "losses", "neighbours"},
     "bert": {"prediction", "neighbours"},
     "mlm": {"fill-mask", "logit lens", "neighbours"},
     "lm": {"logit lens", "losses", "neighbours"},
@@ -170,7 +170,7 @@ def test_losses_and_distances_of_pixels(runs: Path) -> None:
     picture(8, "L").save("photo.png")
     sample = INSPECTORS["igpt"](model).sample("", ("photo.png",), FAST)
     (losses,) = sample.tabs["losses"]
-    _, distances = sample.tabs["heads"]
+    _, distances, *_ = sample.tabs["heads"]
     assert isinstance(losses, Matrix) and isinstance(distances, Matrix)
     grey = torch.tensor(model.metadata["palette"])[:, 0].round()  # (K,)
     seen = model.pixels("photo.png")[0]  # (8, 8)

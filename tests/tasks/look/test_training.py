@@ -73,6 +73,9 @@ def test_images_as_look_sees_them(task: str, tmp_path: Path) -> None:
     (heads,) = shown(folder)["attention"]
     assert heads["grid"] == [4, 4] and heads["image"].startswith("data:image/png")
     assert heads["keys"] == model.attention(image).keys
+    figures = {path.name for path in (folder / "look").glob("*-by-layer.*")}
+    names = ("entropy", "distance", "gradient-norm")
+    assert figures == {f"{name}-by-layer.{end}" for name in names for end in ("png", "svg")}
 
 
 def test_translations_with_their_tokens(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,43 @@
+"""The views of position encodings."""
+
+import pytest
+import torch
+
+from modules.config import StackConfig
+from modules.position import build_position
+from tasks.look.positions import LONGEST, LONGEST_BIAS, views_of
+from tasks.look.views import Curves, Matrix
+from tests.helpers.tiny_models import close
+
+
+@pytest.mark.parametrize("kind", ["alibi", "t5"])
+@pytest.mark.parametrize("grid", [(6,), (2, 3), (300,)], ids=str)
+def test_each_head_of_a_bias_is_a_heat_map_of_queries_and_keys(
+    kind: str, grid: tuple[int, ...]
+) -> None:
+    position = build_position(kind, {}, StackConfig(width=8, heads=2, depth=1), grid)
+    with torch.no_grad():
+        lines, *heads = views_of(position, "position", 8)
+    assert isinstance(lines, Curves) and len(heads) == 2
+    for number, view in enumerate(heads):
+        assert isinstance(view, Matrix) and (view.row_name, view.column_name) == ("query", "key")
+        assert len(view.rows) == len(view.columns) == len(view.values)
+        if len(view.rows) == len(lines.x):
+            close(view.values[len(lines.x) // 2], torch.tensor(lines.lines[f"head {number}"]))
+    if kind == "alibi" and len(grid) == 1:  # slopes 1/16 and 1/256
+        close(heads[0].values[5], -(torch.arange(len(heads[0].rows)) - 5).abs() / 16)
+    is_cut = grid == (300,)
+    assert (f"first {LONGEST} of 300 positions" in lines.note) == is_cut
+    assert (f"first {LONGEST_BIAS} of 300 positions" in heads[0].note) == is_cut
+
+
+@pytest.mark.parametrize("kind", ["learned", "sinusoidal", "rotary"])
+def test_encodings_that_are_cut_say_so(kind: str) -> None:
+    stack = StackConfig(width=8, heads=2, depth=1)
+    for length in (LONGEST, LONGEST + 1):
+        position = build_position(kind, {}, stack, (length,))
+        with torch.no_grad():
+            views = views_of(position, "position", 8)
+        for view in views:
+            assert isinstance(view, Matrix | Curves)
+            assert (f"first 256 of {length} positions" in view.note) == (length > LONGEST)
