@@ -12,7 +12,7 @@ import pytest
 from tasks.errors import RunError
 from tasks.lab import runner
 from tasks.lab.__main__ import main
-from tasks.lab.plan import Run, make_plan
+from tasks.lab.plan import Run, make_plan, save_plan
 from tasks.lab.runner import Job, Runner
 from tasks.lab.spec import read_lab
 from tasks.lab.state import error_of, log_file, run_folder
@@ -93,6 +93,21 @@ def test_options_of_a_run_that_is_missing_are_accepted() -> None:
     assert "out/runs/before/checkpoints/best.ckpt" in here.arguments
     assert "out/runs/before/images" in there.arguments
     assert "out/runs/before/images.csv" in there.evaluations["far"]
+
+
+def test_commands_begin_with_the_run_before_the_grid(capsys: Capture) -> None:
+    axes = {"start": {"x": {"model.pretrained": "{before}"}}}
+    write_lab(before=BEFORE, axes=axes, compare={})
+    assert main(["run", "lab.yaml", "--output", "out", "--dry_run"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-2:]
+    folder = Path("out").resolve()
+    for line, words in zip(printed, ("--trainer.max_steps 2", "--model.pretrained"), strict=True):
+        assert line.startswith("python -m tasks.vit fit") and words in line
+    assert printed[0].endswith(f"--run_dir {folder}/runs/before") and not folder.exists()
+    folder.mkdir()
+    save_plan(make_plan(read_lab("lab.yaml"), folder, []), folder)
+    assert main(["report", "out"]) == 0
+    assert "\n".join(printed) in Path("out/report.md").read_text()
 
 
 @pytest.mark.slow
