@@ -52,7 +52,7 @@ def run_lab(options: Any, command: str) -> None:
     from tasks.lab.report import write_report
     from tasks.lab.runner import Runner
     from tasks.lab.spec import default_folder, read_lab
-    from tasks.lab.state import is_trained, log_file
+    from tasks.lab.state import error_of, is_trained, log_file
     from tasks.tracking.run_folder import check_writable, lock, make_folder
 
     for name in ("jobs", "steps"):
@@ -82,7 +82,9 @@ def run_lab(options: Any, command: str) -> None:
             plan = make_plan(lab, folder, options.config)  # with what needs that run
             save_plan(plan, folder)
         runner.run(plan.runs)
-        print(write_report(folder))
+        print(write_report(folder), flush=True)
+        if all(error_of(folder, run) for run in plan.runs):
+            raise RunError(f"all {len(plan.runs)} runs failed: see {folder / 'report.md'}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

@@ -132,6 +132,17 @@ def test_a_failing_run_among_good_ones_and_what_is_written() -> None:
 
 
 @pytest.mark.slow
+def test_a_lab_whose_runs_all_fail_exits_with_1() -> None:
+    rates = {"bad": {"model.optimizer.lr": 1e30}, "worse": {"model.optimizer.lr": 1e35}}
+    write_lab(axes={"lr": rates}, compare={}, budget={"steps": 30})
+    process = start("run lab.yaml --output out")
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 1 and err.count("\n") == 1 and "out/report.md" in err, err
+    assert [row["state"] for row in rows()] == ["failed", "failed"]
+    assert "NaN" in Path("out/report.md").read_text()
+
+
+@pytest.mark.slow
 def test_a_killed_lab_resumes_and_keeps_what_is_finished() -> None:
     write_lab(budget={"steps": 60})
     process = start("run lab.yaml --output out")
