@@ -3,9 +3,11 @@
 The names are those of the modules: of each stack of blocks, "embedding" (what its first block
 reads), "blocks.2", "blocks.2.attention", "blocks.2.attention.heads" (what each head adds, before
 the output projection), "blocks.2.attention.weights", the same of "cross_attention",
-"blocks.2.feedforward", and "hidden" (what the last norm returns); of the network, "logits". Those
-of an encoder-decoder begin with "encoder." or "decoder.". Blocks count from 0. Without hooks
-nothing differs from a network that was never looked into.
+"blocks.2.feedforward", and "hidden" (what the last norm returns); of the network, "logits". Blocks
+of an MLP-Mixer have "blocks.2.token_mixing" instead of attention. With the order "res_post" the
+norm at the end of a branch belongs to its sub-layer. Names of an encoder-decoder begin with
+"encoder." or "decoder.". Blocks count from 0. Without hooks nothing differs from a network that was
+never looked into.
 """
 
 import difflib
@@ -20,11 +22,12 @@ from torch.utils.hooks import RemovableHandle
 
 from modules.attention import AttentionCache, MultiHeadAttention, ScoreFunction
 from modules.masks import Mask
-from modules.transformer import Stack
+from modules.transformer import ResPostBlock, Stack
 
 Change = Callable[[Tensor], Tensor | None]  # gets an activation; None: it stays as it is
 Hook = Callable[[Change], RemovableHandle]  # calls a change in each forward pass from now on
-SUB_LAYERS = ("attention", "cross_attention", "feedforward")  # of a block
+SUB_LAYERS = ("attention", "token_mixing", "cross_attention", "feedforward")  # of a block
+END_NORMS = {"attention": "norm1", "cross_attention": "cross_norm", "feedforward": "norm2"}
 
 
 class ObservedCache(AttentionCache):
@@ -55,6 +58,28 @@ class ObservedCache(AttentionCache):
 
 def hook_output(module: nn.Module, change: Change) -> RemovableHandle:
     return module.register_forward_hook(lambda module, inputs, output: change(output))
+
+
+def hook_transposed(module: nn.Module, change: Change) -> RemovableHandle:
+    """The change sees (B, N, E) of an output (B, E, N)."""
+
+    def by_token(x: Tensor) -> Tensor | None:
+        changed = change(x.mT)  # (B, E, N) -> (B, N, E)
+        return None if changed is None else changed.mT  # (B, E, N)
+
+    return hook_output(module, by_token)
+
+
+def skip(x: Tensor) -> Tensor:
+    """Stands for the change of a block's output to its input, which `hook_block` makes."""
+    raise TypeError("Only whole blocks can be skipped.")
+
+
+def hook_block(block: nn.Module, change: Change) -> RemovableHandle:
+    """`hook_output`, where the change may be `skip`."""
+    if change is skip:
+        return block.register_forward_hook(lambda module, inputs, output: inputs[0])
+    return hook_output(block, change)
 
 
 def hook_input(module: nn.Module, change: Change) -> RemovableHandle:
@@ -105,9 +130,14 @@ def hooks_of(net: nn.Module) -> dict[str, Hook]:
                 if isinstance(module, MultiHeadAttention):
                     found[f"{name}.{part}.weights"] = partial(hook_weights, module)
                     found[f"{name}.{part}.heads"] = partial(hook_heads, module)
-                if part in SUB_LAYERS:
-                    found[f"{name}.{part}"] = partial(hook_output, module)
-            found[name] = partial(hook_output, block)
+                if part == "token_mixing":
+                    found[f"{name}.{part}"] = partial(hook_transposed, module)
+                elif part in SUB_LAYERS:
+                    last = module
+                    if isinstance(block, ResPostBlock):
+                        last = block.get_submodule(END_NORMS[part])
+                    found[f"{name}.{part}"] = partial(hook_output, last)
+            found[name] = partial(hook_block, block)
         found[f"{prefix}hidden"] = partial(hook_output, stack.norm)
     if hasattr(net, "head"):  # a masked autoencoder has none
         found["logits"] = partial(hook_output, net.head)  # type: ignore[arg-type]
@@ -273,11 +303,15 @@ def component(
 def ablation(
     net: nn.Module, layer: int, head: int | None = None, part: str = ""
 ) -> dict[str, Change]:
-    """The changes after which a head, or a whole layer, adds nothing.
+    """The changes after which a head adds nothing, or a whole layer is skipped, with its norms.
 
     Arguments and errors as of `component`.
     """
-    return {name: patch(0.0, index) for name, index in component(net, layer, head, part).items()}
+    found = component(net, layer, head, part)
+    if head is None and part != "cross":
+        prefix, _ = attention_parts(net)[part]
+        return {f"{prefix}blocks.{layer}": skip}
+    return {name: patch(0.0, index) for name, index in found.items()}
 
 
 def patching(

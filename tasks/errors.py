@@ -1,7 +1,6 @@
 """Errors as users see them: one line on stderr and an exit code; a traceback only with --debug."""
 
 import difflib
-import errno
 import os
 import re
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.extras import core_requirement
+from datamodules.utils.files import DISK_FULL
 from tasks.cli.app import TRUST
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
@@ -31,7 +31,6 @@ SHORT_NAMES = {  # short, usual and former names of options, and the last words 
     **dict.fromkeys(("run_dir", "out", "format"), "output"),
 }
 TOO_LONG = "learned positions of the network"  # in messages; `lab` reads it
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class RunError(RuntimeError):
@@ -46,12 +45,15 @@ class ExitStatus:
 
 
 @contextmanager
-def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStatus]:
+def exit_status(
+    debug: bool, arguments: Sequence[str] = (), command: str = ""
+) -> Iterator[ExitStatus]:
     """Turn an exception raised inside into one line on stderr and an exit code.
 
     Args:
         debug: Let exceptions through, with their traceback.
         arguments: Of the command line, to name the option whose path cannot be used.
+        command: Of the task, such as "fit", which can be resumed.
     """
     status = ExitStatus()
     try:
@@ -68,10 +70,10 @@ def exit_status(debug: bool, arguments: Sequence[str] = ()) -> Iterator[ExitStat
         elif debug:
             raise
         else:
-            status.code = _exit_code(error, arguments)
+            status.code = _exit_code(error, arguments, command)
 
 
-def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
+def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> int:
     """Print an error and return its exit code; re-raise SystemExit and the like."""
     message = str(error)
     code = 1
@@ -86,9 +88,14 @@ def _exit_code(error: BaseException, arguments: Sequence[str]) -> int:
         if not is_local_rank_zero():  # rank 0 has the same options and prints the error
             return code
     elif isinstance(error, OSError) and error.errno in DISK_FULL:
-        message += (
-            ": make room; saved checkpoints are whole, and `fit --resume` continues from them"
-        )
+        reason = error.strerror
+        if error.filename is not None:
+            path = os.fsdecode(error.filename)
+            option = _option_of_path(path, arguments)
+            reason = f"{option}'{path}' cannot be written ({reason})"
+        message = f"{reason}: make room"
+        if command == "fit":
+            message += "; saved checkpoints are whole, and `fit --resume` continues from them"
     elif isinstance(error, OSError) and error.filename is not None and error.strerror:
         path = os.fsdecode(error.filename2 or error.filename)
         option = _option_of_path(path, arguments)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 MISSING = "does not exist"  # the fault of a path where nothing is
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
 
@@ -190,10 +191,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def errors_naming(path: Path, partial: Path) -> Iterator[None]:
-    """Errors about `partial`, or a file in it, name `path`, or that file in it, instead."""
+    """Errors about `partial`, or a file in it, name `path`, or that file in it, instead.
+
+    That of a full disk, which names no file, names `path`.
+    """
     try:
         yield
     except OSError as error:
+        if error.filename is None and error.errno in DISK_FULL:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         found = Path(str(error.filename))
         if not found.is_relative_to(partial):
             raise

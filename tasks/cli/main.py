@@ -47,7 +47,7 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
     open_standard_streams()
     debug, rest = take_debug(arguments)
     command = rest.pop(0) if rest else "--help"
-    with exit_status(debug, rest) as status:
+    with exit_status(debug, rest, command) as status:
         if SIGNALS.is_launched():
             unblock()
         if command in ("-h", "--help", "help"):

@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_lab(options: Any, command: str) -> None:
     """`lab run`: checks all, runs what is not finished, and writes the report."""
     from tasks.cli.parsing import import_own_modules
-    from tasks.lab.plan import make_plan, save_plan
+    from tasks.lab.plan import all_runs, make_plan, save_plan
     from tasks.lab.report import write_report
     from tasks.lab.runner import Runner
     from tasks.lab.spec import default_folder, read_lab
-    from tasks.lab.state import is_trained, log_file
+    from tasks.lab.state import error_of, is_trained, log_file
     from tasks.tracking.run_folder import check_writable, lock, make_folder
 
     for name in ("jobs", "steps"):
@@ -66,7 +66,7 @@ def run_lab(options: Any, command: str) -> None:
     print(f"{lab.title}: checking {len(lab.settings)} settings", flush=True)
     plan = make_plan(lab, folder, options.config)
     if options.dry_run:
-        for run in plan.runs:
+        for run in all_runs(plan):
             print(run.command, *run.test_commands, sep="\n")
         return
     for name in ("runs", "logs"):
@@ -82,7 +82,9 @@ def run_lab(options: Any, command: str) -> None:
             plan = make_plan(lab, folder, options.config)  # with what needs that run
             save_plan(plan, folder)
         runner.run(plan.runs)
-        print(write_report(folder))
+        print(write_report(folder), flush=True)
+        if all(error_of(folder, run) for run in plan.runs):
+            raise RunError(f"all {len(plan.runs)} runs failed: see {folder / 'report.md'}")
 
 
 def parse_seeds(text: str | None) -> list[int] | None:

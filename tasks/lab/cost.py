@@ -45,8 +45,11 @@ def check_fit(task: str, arguments: list[str], where: str) -> StepCost:
         raise UsageError(f"{where}: {shlex.join(arguments)} is no training") from stop
 
 
-def check_names(task: str, arguments: list[str], where: str) -> None:
-    """Refuses options that do not exist, or whose values are of another type."""
+def check_names(task: str, arguments: list[str], where: str, has_files: bool = True) -> None:
+    """Refuses options that do not exist, or whose values are of another type.
+
+    Without `has_files`, those of other files are not looked at: they may be missing.
+    """
     from tasks.cli.lazy_imports import import_lightning
 
     import_lightning()
@@ -55,6 +58,10 @@ def check_names(task: str, arguments: list[str], where: str) -> None:
 
     class Parsed(TaskCLI):
         """Parses the options, and builds nothing."""
+
+        def before_instantiate_classes(self) -> None:
+            if has_files:
+                super().before_instantiate_classes()
 
         def instantiate_classes(self) -> None:
             """Does nothing."""

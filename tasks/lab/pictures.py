@@ -1,5 +1,6 @@
 """The pictures of a laboratory."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tasks.tracking.metrics_csv import read_rows
 from tasks.tracking.report import plain
 
 Series = dict[tuple[Any, ...], list[tuple[float, float, float]]]  # (x, mean, deviation) by label
+# The column of a block, as `training.gradient_norms.layer_of` names it: its stack, and its number.
+BLOCK = re.compile(r"(?:.*/)?(stack|encoder|decoder|stages\.\d+)\.(\d+)")
 
 
 def draw(
@@ -162,27 +165,31 @@ def draw_curves(
 def draw_layers(
     axis: Any, folder: Path, plan: Plan, results: list[Result], options: Mapping[str, Any]
 ) -> None:
-    """Columns of `metrics.csv` over the layers of the network, the mean over seeds.
+    """Columns of `metrics.csv` over the blocks of the network, the mean over seeds.
 
     `metric` is the beginning of their names; `at` says whether the "first" or "last" logged step is
-    drawn.
+    drawn, which the axis names.
     """
     prefix = options.get("metric", "grad_norm/")
     by_layer: dict[tuple[Any, ...], dict[int, list[float]]] = {}
+    steps = set()
     for one in results:
         rows = read_rows(run_folder(folder, one.run) / "metrics.csv")
         logged = [row for row in rows if any(name.startswith(prefix) for name in row)]
         if not logged:
             continue
         row = logged[-1 if options.get("at") == "last" else 0]
+        steps.add(int(row["step"]))
         for name, value in row.items():
-            stack, _, layer = name.removeprefix(prefix).rpartition(".")
-            if name.startswith(prefix) and layer.isdecimal():
+            block = BLOCK.fullmatch(name)
+            if name.startswith(prefix) and block is not None:
+                stack, layer = block.groups()
                 label = (*one.run.values.values(), *([] if stack == "stack" else [stack]))
                 by_layer.setdefault(label, {}).setdefault(int(layer), []).append(float(value))
     for label, found in by_layer.items():
         layers = sorted(found)
         means = [float(np.mean(found[layer])) for layer in layers]
         axis.plot(layers, means, marker="o", label=label_of(label))
-    axis.set(xlabel="layer", ylabel=prefix.rstrip("/"), yscale="log")
+    when = f"step {' or '.join(map(str, sorted(steps)))}"
+    axis.set(xlabel="block", ylabel=f"{prefix.rstrip('/')} at {when}", yscale="log")
     add_legend(axis, option_names(plan.lab["axes"]))

@@ -15,7 +15,8 @@ from tasks.lab.cost import StepCost, check_fit, check_names
 from tasks.lab.spec import Lab, option_words
 
 PLAN = "plan.json"
-BEFORE = "before"  # folder of the run before the grid, and its name in braces
+BEFORE = "before"  # folder of the run before the grid
+BRACES = f"{{{BEFORE}}}"  # stands for its path in options
 
 
 @dataclass
@@ -77,18 +78,24 @@ def make_plan(lab: Lab, folder: Path, configs: list[str]) -> Plan:
     """
     more = [word for config in configs for word in ("--config", config)]
     before = plan_before(lab, folder, more)
-    # Until the run before the grid is there, options that need it cannot be checked.
-    before_folder = folder / "runs" / BEFORE
-    has_before = (before_folder / "summary.json").exists()
+    before_folder = None if before is None else folder / "runs" / BEFORE
+    has_before = before_folder is not None and (before_folder / "summary.json").exists()
     tests = {}
     for name, options in lab.evaluations.items():
-        tests[name] = words(options, before_folder, has_before)
-        check_names(lab.task, tests[name], f"{lab.path}: evaluations.{name}")
+        where = f"{lab.path}: evaluations.{name}"
+        tests[name] = words(options, before_folder, where)
+        if has_before or not names_before(options):
+            check_names(lab.task, tests[name], where)
+        else:
+            check_early(lab.task, options, before_folder, where)
     runs = []
     for setting in lab.settings:
         where = f"{lab.path}: {setting.name}"
-        given = [*words(setting.options, before_folder, has_before), *more]
-        cost = check_fit(lab.task, [*given, *budget_words(setting.budget)[0]], where)
+        given = [*words(setting.options, before_folder, where), *more]
+        checked = given
+        if names_before(setting.options) and not has_before:
+            checked = [*check_early(lab.task, setting.options, before_folder, where), *more]
+        cost = check_fit(lab.task, [*checked, *budget_words(setting.budget)[0]], where)
         check_metric(lab, cost, where)
         limit, steps = budget_words(setting.budget, cost)
         for seed in lab.seeds:
@@ -120,8 +127,9 @@ def plan_before(lab: Lab, folder: Path, more: list[str]) -> Run | None:
     """The run before the grid, if there is one."""
     if lab.before is None:
         return None
-    given = [*words(lab.before.options, folder, False), *more]
-    cost = check_fit(lab.before_task, given, f"{lab.path}: before")
+    where = f"{lab.path}: before"
+    given = [*words(lab.before.options, None, where), *more]
+    cost = check_fit(lab.before_task, given, where)
     limit: list[str] = []
     steps = None
     if lab.before.budget:
@@ -139,19 +147,44 @@ def plan_before(lab: Lab, folder: Path, more: list[str]) -> Run | None:
     )
 
 
-def words(options: Mapping[str, Any], before_folder: Path, has_before: bool) -> list[str]:
+def words(options: Mapping[str, Any], before_folder: Path | None, where: str) -> list[str]:
     """Options as words of a command line; `{before}` is the folder of the run before the grid.
 
-    Options that name it are left out while it does not exist, so that the rest can be checked.
+    Raises `UsageError`, which says where, if there is no such run.
     """
     found = []
+    named = names_before(options)
     for name, value in options.items():
-        if isinstance(value, str) and f"{{{BEFORE}}}" in value:
-            if not has_before:
-                continue
-            value = value.replace(f"{{{BEFORE}}}", str(before_folder))
+        if name in named:
+            if before_folder is None:
+                raise UsageError(f"{where}: {name} names {BRACES}, but there is no run before it")
+            value = value.replace(BRACES, str(before_folder))
         found += option_words(name, value)
     return found
+
+
+def names_before(options: Mapping[str, Any]) -> list[str]:
+    """The options that need the run before the grid."""
+    return [name for name, value in options.items() if isinstance(value, str) and BRACES in value]
+
+
+def check_early(
+    task: str, options: Mapping[str, Any], before_folder: Path | None, where: str
+) -> list[str]:
+    """Checks the names of options of which some need the run before the grid, which is missing.
+
+    Returns the others, as words of a command line, which can be checked as usual.
+    """
+    from tasks.cli.parsing import READ_BEFORE
+
+    named = names_before(options)
+    read = [
+        name for name in named if f"--{name}" in READ_BEFORE
+    ]  # needs the file, and is an option
+    parsed = {name: value for name, value in options.items() if name not in read}
+    check_names(task, words(parsed, before_folder, where), where, has_files=False)
+    others = {name: value for name, value in options.items() if name not in named}
+    return words(others, before_folder, where)
 
 
 def budget_words(

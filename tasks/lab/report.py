@@ -7,7 +7,7 @@ import numpy as np
 
 from datamodules.utils.files import replacing, write_text
 from tasks.lab.pictures import draw
-from tasks.lab.plan import Plan, read_plan
+from tasks.lab.plan import Plan, all_runs, read_plan
 from tasks.lab.results import (
     Point,
     Result,
@@ -23,7 +23,7 @@ from tasks.lab.statistics import CONFIDENCE, mean_and_deviation
 from tasks.lab.tables import format_number, markdown
 from tasks.tracking.report import write_png
 
-MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all
+MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all of the grid
 OTHER_THREADS = "Runs had {} threads, so their seconds and minutes are not comparable."
 ONE_SEED = "One seed has no deviation and decides nothing: give several, as in `--seeds 0,1,2`."
 
@@ -47,7 +47,7 @@ def write_report(folder: Path) -> str:
             with replacing(folder / f"{name}.png") as partial:
                 write_png(figure, partial)
             pictures += f"\n![{name}]({name}.png)\n"
-    write_text(folder / "report.md", tables + pictures + list_of_commands(results))
+    write_text(folder / "report.md", tables + pictures + list_of_commands(plan))
     return f"{tables}\nwritten to {folder / 'report.md'}"
 
 
@@ -125,7 +125,7 @@ def table_of_refusals(results: list[Result]) -> str:
     return "\n" + markdown(["run", "refused test", "reason"], rows) if rows else ""
 
 
-def list_of_commands(results: list[Result]) -> str:
-    commands = [line for one in results for line in (one.run.command, *one.run.test_commands)]
+def list_of_commands(plan: Plan) -> str:
+    commands = [line for run in all_runs(plan) for line in (run.command, *run.test_commands)]
     shown = "\n".join(commands[:MAX_COMMANDS])
     return f"\n## Commands\n\n```\n{shown}\n```\n"

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from datamodules.utils.cores import usable_cores
+from datamodules.utils.files import DISK_FULL
 from tasks.cli.signals import Stopped
-from tasks.errors import DISK_FULL, TOO_LONG, RunError
+from tasks.errors import TOO_LONG, RunError
 from tasks.lab.plan import Run
 from tasks.lab.state import (
     error_of,

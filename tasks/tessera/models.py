@@ -115,11 +115,11 @@ class Model:
 
     @contextmanager
     def ablate(self, layer: int, head: int | None = None, part: str = "") -> Iterator[None]:
-        """Takes a head, or all sub-layers of a block, out of the network inside a `with`.
+        """Takes a head, or a whole block with its norms, out of the network inside a `with`.
 
         Args:
             layer: Number of the block, from 0.
-            head: Number of the head, from 0; None: all sub-layers of the block, or of "cross" its
+            head: Number of the head, from 0; None: the whole block, or of "cross" its
                 cross-attention.
             part: "encoder", "decoder" or "cross" of an encoder-decoder.
 

@@ -1,5 +1,6 @@
 """Closed standard streams, encodings that lack a character, and names that are not UTF-8."""
 
+import errno
 import json
 import os
 import shlex
@@ -10,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from tasks.cli.text_io import printing_to, read_input_lines
-from tasks.errors import UsageError
-from tests.helpers.command import Console, environment, run
+from tasks.errors import UsageError, exit_status
+from tests.helpers.command import Capture, Console, environment, run
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import SHORT, picture
 
 
-def shell(line: str, task: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+def shell(
+    line: str, task: str, before: str = "", **more: str
+) -> subprocess.CompletedProcess[bytes]:
     """`python -m tasks.TASK LINE` in a shell, whose redirections the line may hold."""
-    command = f"{shlex.quote(sys.executable)} -m tasks.{task} {line}"
+    command = f"{before} {shlex.quote(sys.executable)} -m tasks.{task} {line}"
     return subprocess.run(["bash", "-c", command], capture_output=True, env=environment(**more))
 
 
@@ -82,6 +85,23 @@ def test_a_full_device() -> None:
     done = shell("--help >/dev/full", "lm")
     assert done.returncode == 1
     assert done.stderr.count(b"\n") == 1 and done.stderr.startswith(b"error: ")
+
+
+def test_a_full_disk_names_the_file() -> None:
+    done = shell("profile --preset gpt3 --output out", "lm", before="ulimit -f 1;")
+    assert done.returncode == 1
+    (error,) = done.stderr.decode().splitlines()
+    assert error.startswith("error: --output: 'out/profile.json'") and "make room" in error
+    assert "fit" not in error and not list(Path("out").iterdir())
+
+
+@pytest.mark.parametrize("command", ["fit", "look"])
+def test_only_a_fit_can_be_resumed_on_a_full_disk(command: str, capsys: Capture) -> None:
+    with exit_status(False, [], command) as status:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert status.code == 1
+    error = capsys.readouterr().err
+    assert "make room" in error and ("--resume" in error) == (command == "fit")
 
 
 def test_errors_in_ascii() -> None:

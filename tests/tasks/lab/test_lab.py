@@ -12,8 +12,9 @@ import pytest
 from tasks.errors import RunError
 from tasks.lab import runner
 from tasks.lab.__main__ import main
-from tasks.lab.plan import Run
+from tasks.lab.plan import Run, make_plan, save_plan
 from tasks.lab.runner import Job, Runner
+from tasks.lab.spec import read_lab
 from tasks.lab.state import error_of, log_file, run_folder
 from tests.helpers.command import ROOT, Capture, Patch
 from tests.helpers.labs import LAB, rows, start, write_lab
@@ -32,6 +33,7 @@ def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+BEFORE = {"task": "vit", "options": LAB["options"], "budget": {"steps": 2}}
 BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"axes": {"model.net.stack.ordre": ["pre"]}}, ("ordre=pre", "order")),
     ({"axes": {"model.net.stack.order": ["pre", "prr"]}}, ("order=prr", "did you mean pre")),
@@ -51,6 +53,15 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"metric": {"name": "test/bleu", "goal": "maximize"}}, ("test/bleu", "test/acc")),
     ({"compare": {"model.net.stack.order": "pro"}}, ("compare", "'pre'")),
     ({"evaluations": {"far": {"data.lenght": 9}}}, ("evaluations.far", "--data.lenght")),
+    ({"axes": {"start": {"x": {"model.pretrained": "{before}"}}}}, ("start=x", "before")),
+    (
+        {"before": BEFORE, "axes": {"start": {"x": {"model.pretraind": "{before}"}}}},
+        ("start=x", "--model.pretrained"),
+    ),
+    (
+        {"before": BEFORE, "evaluations": {"far": {"data.pth": "{before}/texts.csv"}}},
+        ("evaluations.far", "--data.path"),
+    ),
     ({"evaluations": {"a/b": {}}}, ("evaluations", "a_b")),
     ({"pictures": {"a": {"kind": "curves", "x": "hours"}}}, ("pictures.a.x", "minutes")),
     ({"colour": 1}, ("colour",)),
@@ -68,6 +79,35 @@ def test_what_is_wrong_is_said_before_the_first_run(
     for name in ("lab.yaml", *names):
         assert name in error
     assert not Path("out").exists()
+
+
+def test_options_of_a_run_that_is_missing_are_accepted() -> None:
+    """Whether they are read before the parser, or name data or a file."""
+    start = {"model.pretrained": "{before}", "model.teacher.path": "{before}/checkpoints/best.ckpt"}
+    axes = {"start": {"here": start, "there": {"data.path": "{before}/images"}}}
+    evaluations = {"far": {"data.path": "{before}/images.csv"}}
+    write_lab(before=BEFORE, axes=axes, evaluations=evaluations, compare={})
+    plan = make_plan(read_lab("lab.yaml"), Path("out"), [])
+    here, there = plan.runs
+    assert "out/runs/before" in here.arguments
+    assert "out/runs/before/checkpoints/best.ckpt" in here.arguments
+    assert "out/runs/before/images" in there.arguments
+    assert "out/runs/before/images.csv" in there.evaluations["far"]
+
+
+def test_commands_begin_with_the_run_before_the_grid(capsys: Capture) -> None:
+    axes = {"start": {"x": {"model.pretrained": "{before}"}}}
+    write_lab(before=BEFORE, axes=axes, compare={})
+    assert main(["run", "lab.yaml", "--output", "out", "--dry_run"]) == 0
+    printed = capsys.readouterr().out.splitlines()[-2:]
+    folder = Path("out").resolve()
+    for line, words in zip(printed, ("--trainer.max_steps 2", "--model.pretrained"), strict=True):
+        assert line.startswith("python -m tasks.vit fit") and words in line
+    assert printed[0].endswith(f"--run_dir {folder}/runs/before") and not folder.exists()
+    folder.mkdir()
+    save_plan(make_plan(read_lab("lab.yaml"), folder, []), folder)
+    assert main(["report", "out"]) == 0
+    assert "\n".join(printed) in Path("out/report.md").read_text()
 
 
 @pytest.mark.slow
@@ -89,6 +129,17 @@ def test_a_failing_run_among_good_ones_and_what_is_written() -> None:
     Path("out/bars.png").unlink()
     assert main(["report", "out"]) == 0
     assert Path("out/bars.png").exists()
+
+
+@pytest.mark.slow
+def test_a_lab_whose_runs_all_fail_exits_with_1() -> None:
+    rates = {"bad": {"model.optimizer.lr": 1e30}, "worse": {"model.optimizer.lr": 1e35}}
+    write_lab(axes={"lr": rates}, compare={}, budget={"steps": 30})
+    process = start("run lab.yaml --output out")
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 1 and err.count("\n") == 1 and "out/report.md" in err, err
+    assert [row["state"] for row in rows()] == ["failed", "failed"]
+    assert "NaN" in Path("out/report.md").read_text()
 
 
 @pytest.mark.slow
@@ -178,8 +229,6 @@ FILES = sorted((ROOT / "configs/lab").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_files_are_read(path: Path) -> None:
-    from tasks.lab.spec import read_lab
-
     lab = read_lab(str(path))
     assert lab.claim and lab.settings
     assert lab.compare or lab.scaling_law

@@ -2,17 +2,23 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tasks.lab.pictures import draw
+from modules.models.swin import SWIN_PRESETS, Swin, SwinConfig
+from modules.models.vit import ViT, ViTConfig
+from modules.patch_embedding import STEMS
+from tasks.lab.pictures import BLOCK, draw
 from tasks.lab.plan import Plan, Run
 from tasks.lab.report import table_of_means
 from tasks.lab.results import metric_by_point, read_results
 from tasks.tracking.csv_files import write_csv
+from tasks.training.gradient_norms import layer_of
+from tests.helpers.tiny_models import MODELS, STACK, tiny
 
 LENGTHS = {"512": 2.0, "1024": 3.0}
 SEEDS = (0, 1)
@@ -40,6 +46,7 @@ def plan(tmp_path: Path) -> Plan:
                 "grad_norm/stack.0": [1.0 + number, 10.0 + number],
                 "grad_norm/stack.1": [2.0 + number, 20.0 + number],
                 "grad_norm/head.linear": [9.0, 9.0],
+                "grad_norm/embed.stem.layers.0": [9.0, 9.0],
             }
             write_csv(folder / "metrics.csv", list(columns), list(columns.values()))
     lab = {
@@ -114,9 +121,21 @@ def test_curves_have_a_band_over_several_seeds(plan: Plan, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("at", "factor"), [("first", 1), ("last", 10)])
 def test_layers_show_one_step(at: str, factor: int, plan: Plan, tmp_path: Path) -> None:
-    found = lines(drawn(plan, tmp_path, kind="layers", at=at))
+    axis = drawn(plan, tmp_path, kind="layers", at=at)
+    assert axis.get_ylabel() == f"grad_norm at step {10 if at == 'first' else 20}"
+    found = lines(axis)
+    assert set(found) == {"pre", "post"}
     assert found["pre"] == ([0, 1], [1.0 * factor, 2.0 * factor])
     assert found["post"] == ([0, 1], [1.0 * factor + 1, 2.0 * factor + 1])
+
+
+def test_layers_are_the_blocks_of_all_networks() -> None:
+    stack = replace(SWIN_PRESETS["swin_cifar"].stack, width=16, depth=2)
+    nets = [*map(tiny, MODELS), Swin(SwinConfig(32, depths=(1, 1), window_size=4, stack=stack))]
+    nets += [ViT(ViTConfig(32, 8, 3, 3, stem=stem, stack=STACK)) for stem in STEMS]
+    for net in nets:
+        for name, _ in net.named_parameters():
+            assert (".blocks." in name) == bool(BLOCK.fullmatch(f"grad_norm/{layer_of(name)}"))
 
 
 def test_nothing_is_drawn_before_the_first_run(plan: Plan, tmp_path: Path) -> None:

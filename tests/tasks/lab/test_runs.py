@@ -22,11 +22,11 @@ def write_texts(path: str = "texts.csv", count: int = 256) -> None:
     Path(path).write_text("\n".join(["text,label", *texts]))
 
 
-def finish(line: str) -> str:
-    """What a laboratory prints that succeeds."""
+def finish(line: str, code: int = 0) -> str:
+    """What a laboratory prints that ends with an exit code."""
     process = start(line)
     out, err = process.communicate(timeout=500)
-    assert process.returncode == 0, err
+    assert process.returncode == code, err
     return out
 
 
@@ -102,7 +102,7 @@ def test_a_run_before_the_grid_and_evaluations_that_are_tried_again() -> None:
         "compare": {},
     }
     write_lab(**lab)
-    finish("run lab.yaml --output out")
+    finish("run lab.yaml --output out", code=1)  # its only run has failed
     assert summary("out/runs/before")["steps"] == 3
     config = Path("out/runs/start=pretrained,seed=0/config.yaml").read_text()
     assert str(Path("out/runs/before/checkpoints/last.ckpt").resolve()) in config
