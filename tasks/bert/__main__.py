@@ -14,7 +14,8 @@ APP = App(
     pretrained="tasks.bert.architectures:pretrained_options",
     links={"model.problem_type": "data.dataset.problem_type"},
     default_config="configs/bert/reviews.yaml",
-    predict_input="a file with a text on each line; - reads standard input",
+    predict_input="a file with a text on each line, a table (.csv, .jsonl, .parquet), or - for "
+    "standard input",
     takes_text=True,
     epochs=5,
     extra_commands={

@@ -1,13 +1,17 @@
 """Which encoder to build: presets, sizes that fit the data, and pretrained weights."""
 
+import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.files import read_object
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import FAMILIES, HEADS
 from modules.pretrained.weights import load_weights
@@ -73,7 +77,7 @@ def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, di
         "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
         "vocabulary": tokenizer.vocab_size,
         "pad_id": config.pad_id,
-        "max_length": config.max_length,
+        "max_length": min(config.max_length, tokenizer_length(folder.path)),
     }
     is_classifier = config.num_classes is not None
     net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
@@ -94,6 +98,16 @@ def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, di
             f"{config.num_classes}: correct id2label"
         )
     return net, {**metadata, "class_names": names, **external_targets(folder.problem_type())}
+
+
+def tokenizer_length(folder: Path) -> float:
+    """To how many tokens the tokenizer in a folder truncates texts; inf: it does not."""
+    path = folder / "tokenizer_config.json"
+    with suppress(OSError, ValueError):
+        length = read_object(path).get("model_max_length")
+        if isinstance(length, int) and length > 0:
+            return length
+    return math.inf
 
 
 def load_pretrained(

@@ -56,8 +56,8 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
         format: hf: a folder with weights, config and tokenizer for `from_pretrained`, as BERT (also
             what came from RoBERTa) or, if only that has the same parts, as DistilBERT; onnx: a
             folder with a graph from `input_ids` and `attention_mask` to `logits`, of any batch size
-            and length, and the tokenizer; safetensors: a file with our own names, config and the
-            data's metadata in the header.
+            and any length up to the model's, and the tokenizer; safetensors: a file with our own
+            names, config and the data's metadata in the header.
         output: Folder to write, or for safetensors a file, such as model.safetensors; null: beside
             the checkpoint.
     """

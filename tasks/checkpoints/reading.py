@@ -100,14 +100,20 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
         hint = "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        if (file / "config.json").exists():
+            hint = (
+                "the folder has the layout of another library, which is for `fit "
+                "--model.pretrained` and tessera.load of Python"
+            )
         if names:
             hint = f"there is {', '.join(names)}"
         raise UsageError(f"no {what}: {hint}")
     checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote, or load weights "
-            "of other libraries by --model.pretrained"
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote. Exported files "
+            "and those of other libraries are for `fit --model.pretrained` and tessera.load of "
+            "Python"
         )
     entry = checkpoint[KEY]
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION

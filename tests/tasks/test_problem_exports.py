@@ -86,16 +86,20 @@ def test_files_and_lines_of_predictions(
 def test_transformers_predicts_the_same(
     kind: str, texts: Runs, console: Console, tmp_path: Path
 ) -> None:
-    """And so does Tessera from the exported folder."""
+    """And so does Tessera from the exported folder, also of a text that is truncated."""
+    all_texts = [*TEXTS, " ".join(TEXTS) * 50]
     folder = tmp_path / "exported"
     console.printed(f"export --ckpt_path {texts[kind]} --format hf --output {folder}", "bert")
     theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     assert theirs.config.problem_type == kind
-    inputs = AutoTokenizer.from_pretrained(folder)(TEXTS, padding=True, return_tensors="pt")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.model_max_length < theirs.config.max_position_embeddings
+    inputs = tokenizer(all_texts, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
         logits = theirs(**inputs).logits
     for source in (texts[kind], folder):
-        found = tessera.load(source).predict(TEXTS)
+        with pytest.warns(UserWarning, match="truncated to"):
+            found = tessera.load(source).predict(all_texts)
         assert values(found, theirs.config.id2label) == pytest.approx(
             (logits if kind == "regression" else logits.sigmoid()).flatten().tolist(), rel=1e-4
         )

@@ -192,6 +192,11 @@ class TableSource(Source):
                 was_json = {n: [type(row.get(n)) in JSON_TYPES for _, row in part] for n in names}
                 flags.append(pa.table(was_json))
         if not tables:
+            if self.skipped:
+                raise DataError(
+                    f"{path}: all {len(self.skipped):,} rows were skipped, {self.skipped[0]} "
+                    "first; without --data.skip_bad the message says what is wrong with it."
+                )
             raise DataError(f"{path} has no rows.")
         table = pa.concat_tables(tables, promote_options="default")
         is_json = None if is_csv else pa.concat_tables(flags, promote_options="default")
