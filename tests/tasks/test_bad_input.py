@@ -35,6 +35,7 @@ ABBREVIATIONS = {  # first word of a case
         "RESUME": "fit --resume done --trainer.max_epochs 3",
     },
     "bert": {"FIT": "fit --preset tiny"},
+    "igpt": {},
     "lm": {
         "FIT": f"fit {SMALL_LM} --data.path",
         "GENERATE": "generate --ckpt_path letters.ckpt",
@@ -153,6 +154,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "PREDICT --output bad.yaml/x.csv": "--output bad.yaml",
         "PREDICT --run_dir x": "did you mean --output?",
         "predict --ckpt_path vit.ckpt --data.predict_path a": "did you mean --input?",
+        "predict --ckpt_path vit.ckpt --image a.png": "--image: did you mean --input?",
+        "look --ckpt_path vit.ckpt --input a.png": "--input: did you mean --image?",
         "test --ckpt_path vit.ckpt --run_dir x": "did you mean --output?",
         "test --ckpt_path vit.ckpt --output out/test.csv": ("--output out/test.csv", "folder"),
         "validate --ckpt_path vit.ckpt --output val.json": ("--output val.json", "folder"),
@@ -237,6 +240,8 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "GENERATE --stop ''": "stop",
         "GENERATE --prompt über": "'ü' (U+00FC)",
         "GENERATE --prompt_file p.txt": "did you mean --input?",
+        "GENERATE --seed_everything 3": "--seed_everything: did you mean --seed?",
+        "GENERATE --trainer.accelerator cpu": "--trainer.accelerator: did you mean --device?",
         "score --ckpt_path a --data.path p.txt": "did you mean --input?",
         "GENERATE --input p.txt": "p.txt",
         "GENERATE --input blank.txt": "blank.txt",
@@ -249,6 +254,9 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "GENERATE --input fox.txt --output ./fox.txt": ("--output ./fox.txt", "--input fox.txt"),
         "SCORE fox.txt --stride 33": ("stride is 33", "32"),
         "SCORE fox.txt --batch_size 0": "batch_size is 0",
+    },
+    ("igpt", USER): {
+        "probe --data.path images": "unknown option --data.path: did you mean --path?",
     },
     ("lm", FAILED): {
         "SCORE umlaut.txt": "'ö' (U+00F6)",
