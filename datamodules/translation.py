@@ -1,5 +1,6 @@
 """Texts and their translations: read, tokenised once, and batched by both lengths."""
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORE_INDEX
 from datamodules.tokens.token_cache import tokenised
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 
 
 class PairTokens:
@@ -77,6 +78,14 @@ class PairTokens:
         return batch
 
 
+def languages_at(name: str, path: str | None, options: ParallelOptions) -> list[str]:
+    """The names of languages in the data of a source; [] if they cannot be read."""
+    with suppress(UsageError, DataError, StopIteration):
+        source = open_source(PARALLEL, name, path, options, languages=["source", "target"])
+        return source.languages_there()
+    return []
+
+
 class TranslationData(TextData):
     """Batches of pairs.
 
@@ -131,9 +140,14 @@ class TranslationData(TextData):
         names = languages or default
         self.languages = names.split(":" if ":" in names else "-")
         if len(self.languages) != 2 or "" in self.languages:
+            found = languages_at(name, path, dataset)
+            advice = "such as en-de, or with a colon if a name has a hyphen, such as en:pt-BR"
+            if len(found) == 2:
+                pairs = (language_pair(pair) for pair in (found, found[::-1]))
+                advice = " or ".join(f"--data.languages {pair}" for pair in pairs)
             raise UsageError(
-                f"--data.languages is {names or 'missing'}, but must be source and target, such as "
-                "en-de, or with a colon if a name has a hyphen, such as en:pt-BR."
+                f"--data.languages is {names or 'missing'}, but must be source and target, "
+                f"{advice}."
             )
         self.source = open_source(
             PARALLEL, name, path, dataset, languages=self.languages, skip_bad=self.skip_bad

@@ -17,17 +17,20 @@ from datamodules.utils.files import DISK_FULL
 from tasks.cli.app import TRUST
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
-SHORT_NAMES = {  # short, usual and former names of options, and the last words of their names
+OTHER_NAMES = {  # short, usual and other commands' names of options, and the last words of theirs
     **dict.fromkeys(("epochs", "num_epochs", "num_train_epochs"), "max_epochs"),
     "steps": "max_steps",
     "device": "accelerator",
     **dict.fromkeys(("gpus", "gpu", "num_gpus"), "devices"),
+    "accelerator": "device",
     "seed": "seed_everything",
+    "seed_everything": "seed",
     "learning_rate": "lr",
     **dict.fromkeys(("output", "output_dir"), "run_dir"),
     "workers": "num_workers",
     "text": "prompt input",
-    **dict.fromkeys(("predict_path", "prompt_file", "file", "path"), "input"),
+    "input": "image text",
+    **dict.fromkeys(("image", "predict_path", "prompt_file", "file", "path"), "input"),
     **dict.fromkeys(("run_dir", "out", "format"), "output"),
 }
 TOO_LONG = "learned positions of the network"  # in messages; `lab` reads it
@@ -197,7 +200,7 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     for option in known:
         ends.setdefault(option.rpartition(".")[2].removeprefix("--"), []).append(option)
     found = [
-        option for last in SHORT_NAMES.get(word, word).split() for option in ends.get(last, [])
+        option for last in OTHER_NAMES.get(word, word).split() for option in ends.get(last, [])
     ]
     found = found or ends.get(word) or nearest_option(name, ends)
     if not found and (close := difflib.get_close_matches(word, ends, 1, cutoff=0.7)):

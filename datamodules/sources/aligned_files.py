@@ -110,6 +110,12 @@ class AlignedFiles(ParallelSource):
             files[language] = path
         return stems
 
+    def languages_there(self) -> list[str]:
+        """The suffixes of the training files."""
+        stems = self._files_by_stem()
+        found = [stems[stem] for stem in stems if split_of(Path(stem)) == "train"]
+        return sorted(set().union(*found))
+
     def prepare(self) -> None:
         """Checks that there are files; nothing is downloaded."""
         _ = self.files

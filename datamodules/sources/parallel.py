@@ -10,6 +10,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.base import HubOptions
 from datamodules.sources.readers.cells import is_text
+from datamodules.sources.readers.formats import read_table
 from datamodules.sources.readers.tables import CSV, JSON_LINES, CellTypes, TableSource
 from datamodules.sources.texts import TextSamples, TextSource, is_empty, text_samples
 from datamodules.utils.errors import DataError, UsageError
@@ -73,6 +74,10 @@ class ParallelSource(TextSource):
                 f"{self.columns[0]}: name two languages, or set --data.dataset.source_column and "
                 "target_column."
             )
+
+    def languages_there(self) -> list[str]:
+        """Names in the training files that `languages` may have, whatever it is; [] if unknown."""
+        return []
 
     def usable(self, samples: TextSamples, split: str) -> TextSamples:
         """The pairs that are UTF-8, have text on both sides, and no word that is too long.
@@ -146,6 +151,13 @@ class PairHub(TableSource, ParallelSource):
         numbers = () if self.options.header else (str(side + 1),)
         return (name, f"translation.{name}", *numbers)
 
+    def languages_there(self) -> list[str]:
+        """The columns of text."""
+        if "train" not in self.table_files:  # not downloaded
+            return []
+        schema = read_table(self.table_files["train"][0]).flatten().schema
+        return [field.name.removeprefix("translation.") for field in schema if is_text(field.type)]
+
     def read(self, split: str) -> TextSamples:
         table = self.table(split)
         source, target = self.texts(split, 0), self.texts(split, 1)
@@ -172,6 +184,14 @@ class PairTables(PairHub):
     @property
     def cell_types(self) -> CellTypes:
         return {self.candidates(side): (str,) for side in (0, 1)}
+
+    def languages_there(self) -> list[str]:
+        """The columns of the first row, if they have names."""
+        if not self.options.header:
+            return []
+        _, row = next(self._rows(self.table_files["train"][0]))
+        texts = [name for name, cell in row.items() if isinstance(cell, str)]
+        return [name.removeprefix("translation.") for name in texts]
 
 
 class CsvPairs(PairTables):

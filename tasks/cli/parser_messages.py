@@ -59,7 +59,6 @@ SENTENCES = {  # jsonargparse's message, and ours
 def one_sentence(message: str, options: list[str]) -> str:
     """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one."""
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
-    message = as_typed(message, options)
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
         return (
             f"{found[1]} is refused, since naming it would run its code: set {TRUST}={found[2]} if "
@@ -68,6 +67,7 @@ def one_sentence(message: str, options: list[str]) -> str:
     if found := re.search(UNKNOWN_OPTION, message):
         name = next(filter(None, found.groups())).removeprefix("--")
         return unknown_option(f"--{name}", options)
+    message = as_typed(message, options)
     if found := re.fullmatch(WRONG_VALUE, message):
         return wrong_value(*found.groups())
     for pattern, sentence in SENTENCES.items():

@@ -192,6 +192,11 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
             value = remaining.pop(0)
         if not value and name not in TEXT_OPTIONS:
             raise UsageError(f"{name} needs a value")
+        if name == "--input" and any(given.startswith("--input=") for given in joined):
+            raise UsageError(
+                "--input is given several times, but takes one: give a folder of images, or a file "
+                "with all texts"
+            )
         joined.append(f"{name}={value}")
     return joined
 

@@ -1,18 +1,22 @@
 """Pretrained masked autoencoders: of Hugging Face, and our own."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.utilities import rank_zero_only
 
+from modules.config import require
 from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.position import resize_grid
 from modules.pretrained.mae import FAMILIES, TABLE
 from modules.pretrained.vit import POSITION_TABLE, fitting_patches
+from modules.pretrained.weights import load_weights
 from tasks.checkpoints.pretrained import model_folder
 from tasks.checkpoints.reading import best_checkpoint
 from tasks.checkpoints.weights import PRETRAINED, State, load_pretrained_weights
 from tasks.options import Options
+from tasks.vit.architectures import require_described
 from tasks.vit.pretrained import DECODER, HuggingFaceModel, RunCheckpoint
 from tasks.vit.pretrained_base import Pretrained
 
@@ -51,6 +55,31 @@ def load_pretrained(net: MaskedAutoencoder, source: str) -> None:
     weights = model.weights(net.config)
     if load_pretrained_weights(net, source, weights, model.new_parts):
         rank_zero_only(print)(f"{PRETRAINED} {source}: the decoder is initialised anew")
+
+
+def with_weights(folder: Path, source: str, option: str) -> tuple[MaskedAutoencoder, Options]:
+    """Builds a network with the weights of a folder of Hugging Face, and metadata as in a run.
+
+    Args:
+        folder: Where its files are.
+        source: The same as the user named it.
+        option: What names it in messages.
+
+    Raises:
+        UsageError: It has no decoder, or it is not known what its pixels are.
+        DataError: It is damaged.
+    """
+    model = HuggingFaceAutoencoder(source, option, folder)
+    require_described(model)
+    config = model.folder.config
+    net = MaskedAutoencoder(config)
+    weights = model.weights(config)
+    with model.errors():
+        has_decoder = any(name.startswith(DECODER) for name in weights)
+        require(has_decoder, f"it has no decoder: train one from it with {PRETRAINED}")
+        load_weights(net, weights)
+    sizes = {"channels": config.channels, "image_size": config.image_size}
+    return net, {**sizes, **model.normalisation}
 
 
 class HuggingFaceAutoencoder(HuggingFaceModel):

@@ -11,6 +11,7 @@ from modules.generation.quantized import QuantizationName, prepare
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.pretrained import bert as bert_weights
+from modules.pretrained import mae as mae_weights
 from modules.pretrained import vit_transformers as vit_weights
 from modules.pretrained.decoder import IMAGE_FAMILIES
 from tasks.bert.architectures import with_weights
@@ -30,6 +31,7 @@ from tasks.errors import UsageError, usage_errors
 from tasks.igpt import architectures as igpt
 from tasks.inference import DeviceName, on_device
 from tasks.lm import architectures as lm
+from tasks.mae import pretrained as mae
 from tasks.seq2seq import architectures as seq2seq
 from tasks.vit.architectures import with_weights as image_with_weights
 from tasks.vit.networks import load_image_net
@@ -175,8 +177,11 @@ def from_folder(source: str, option: str) -> Model:
         **IMAGE_FAMILIES,
         **seq2seq.FAMILIES,
         **vit_weights.BY_MODEL_TYPE,
+        **mae_weights.FAMILIES,
     }
     folder = ModelFolder(str(path), families, option)
+    if folder.family in mae_weights.FAMILIES:
+        return MaskedImageModel(*mae.with_weights(path, source, option), source)
     if folder.family in vit_weights.BY_MODEL_TYPE:
         return image_weights(source, option)
     if folder.family in lm.FAMILIES:

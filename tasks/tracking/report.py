@@ -17,8 +17,10 @@ FEW_POINTS = 30  # of a curve, up to which each has a marker
 MOST_LABELS = 50  # of classes beside a confusion matrix
 METRIC_TITLES = {  # of axes
     "acc": "accuracy",
+    "auroc": "area under the ROC curve",
     "bleu": "BLEU",
     "chrf": "chrF",
+    "ece": "expected calibration error",
     "f1": "F1",
     "lr": "learning rate",
     "mae": "mean absolute error",

@@ -70,13 +70,20 @@ def find_described(source: str, option: str) -> Pretrained:
     Arguments and other errors as in `find_model`.
     """
     model = find_model(source, option)
+    require_described(model)
+    return model
+
+
+def require_described(model: Pretrained) -> None:
+    """Raises `UsageError` unless config and normalisation of a pretrained model are known."""
+    named = f"{model.option} {model.source}"
     if not model.is_described:
         raise UsageError(
-            f"{option} {source}: nothing says which model it is: train from it with {PRETRAINED}"
+            f"{named}: nothing says which model it is: train from it with {PRETRAINED}"
         )
     if not model.normalisation:
         raise UsageError(
-            f"{option} {source}: nothing says mean and standard deviation of its pixels, as "
+            f"{named}: nothing says mean and standard deviation of its pixels, as "
             f"preprocessor_config.json of Hugging Face does: train from it with {PRETRAINED}"
         )
     channels = model.config().channels
@@ -84,7 +91,6 @@ def find_described(source: str, option: str) -> Pretrained:
         for name, values in model.normalisation.items():
             fits = len(values) == channels
             require(fits, f"{name} has {len(values)} numbers for {channels} channels")
-    return model
 
 
 def with_weights(source: str, option: str) -> tuple[ImageNet, dict[str, Any]]:

@@ -163,11 +163,12 @@ class ExportedFile(OwnWeights):
         header = read_header(source, option)
         with self.errors(": its header"):
             saved = parse_object(header["config"])
-            if {"vocabulary", "source_vocabulary"} & saved.keys():
-                raise UsageError(
-                    f"{option} {source} is the export of another task; only those of `tasks.vit` "
-                    "can be read: give its checkpoint (.ckpt)"
-                )
+        if {"vocabulary", "source_vocabulary"} & saved.keys():
+            raise UsageError(
+                f"{option} {source} is of another task, whose .safetensors files cannot be read: "
+                "give the checkpoint (.ckpt) that it was exported from"
+            )
+        with self.errors(": its header"):
             kind = MAEConfig if "mask_ratio" in saved else config_class(saved)
             self.saved = from_dict(kind, saved)
             metadata = parse_object(header.get("metadata", "{}"))

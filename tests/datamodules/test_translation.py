@@ -10,6 +10,9 @@ import pytest
 from datamodules.text import TextLoading
 from datamodules.tokenizers import PairTokenizerConfig, Tokenizer, TokenizerConfig
 from datamodules.translation import TranslationData
+from datamodules.utils.errors import UsageError
+from tests.helpers.refusals import refused
+from tests.helpers.tables import table_bytes
 
 BOS = 5
 EOS = 6
@@ -49,6 +52,37 @@ def rows(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[int], list[int
         assert not source[~mask].any() and not tokens[~counted].any()  # [PAD] is 0
         assert counted.int().diff().max() <= 0 and mask.int().diff().max() <= 0
         yield source[mask].tolist(), tokens[counted].tolist(), targets[counted].tolist()
+
+
+@pytest.mark.parametrize("languages", [None, "en"])
+def test_two_languages_are_named_in_both_directions(folder: Path, languages: str | None) -> None:
+    with refused(UsageError, "target, --data.languages de-en or --data.languages en-de."):
+        TranslationData(path=str(folder), languages=languages)
+    (folder / "train.fr").touch()
+    with refused(UsageError, "such as en-de"):
+        TranslationData(path=str(folder), languages=languages)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_two_columns_are_named_in_both_directions(suffix: str, tmp_path: Path) -> None:
+    pair = {"en": "two", "pt-BR": "dois"}
+    path = tmp_path / f"train{suffix}"
+    for row in (pair, {"id": 1, "translation": pair}):
+        if suffix != ".csv" or row is pair:  # where all cells are text
+            path.write_bytes(table_bytes([row], suffix))
+            with refused(UsageError, "--data.languages en:pt-BR or --data.languages pt-BR:en."):
+                TranslationData(path=str(path))
+    path.write_bytes(table_bytes([{**pair, "fr": "deux"}], suffix))
+    with refused(UsageError, "such as en-de"):
+        TranslationData(path=str(path))
+
+
+@pytest.mark.parametrize("content", ["", "en,en\n", "en,de\n"])
+def test_columns_that_cannot_be_read_are_not_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(content)
+    with refused(UsageError, "such as en-de"):
+        TranslationData(path=str(path))
 
 
 @pytest.mark.parametrize("joint", [True, False])

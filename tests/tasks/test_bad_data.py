@@ -272,3 +272,16 @@ def test_unused_options_of_config_files_and_checkpoints(console: Console) -> Non
     test = "test --ckpt_path r/checkpoints/best.ckpt --data.path t"
     assert run(test, "bert") == 0
     console.refused(f"{test} --data.dataset.subset x", "--data.dataset.subset", task="bert")
+
+
+def test_skip_bad_counts(console: Console) -> None:
+    write_images(Path("images"))
+    Path("images/train/cat/broken.jpg").write_bytes(b"\xff\xd8\xff\xe0 no image")
+    line = "fit --preset digits --model.net.channels null --data.source folder --data.path images"
+    line += " --data.skip_bad --data.batch_size 2"
+    out, _ = console.printed(f"{line} --trainer.max_epochs 1 --run_dir r")
+    assert summary("r")["skipped"] == 1 and "skipped: images/train/cat/broken.jpg" in out
+    assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
+    Path("images/test").symlink_to("train")
+    out, _ = console.printed("test --ckpt_path r --data.path images")
+    assert "skipped: images/test/cat/broken.jpg" in out

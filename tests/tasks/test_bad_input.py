@@ -10,7 +10,6 @@ import torch
 
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from tests.helpers.command import Console, Patch
-from tests.helpers.results import summary
 from tests.helpers.tiny import (
     SHORT,
     SMALL_LM,
@@ -35,6 +34,7 @@ ABBREVIATIONS = {  # first word of a case
         "RESUME": "fit --resume done --trainer.max_epochs 3",
     },
     "bert": {"FIT": "fit --preset tiny"},
+    "igpt": {},
     "lm": {
         "FIT": f"fit {SMALL_LM} --data.path",
         "GENERATE": "generate --ckpt_path letters.ckpt",
@@ -147,12 +147,15 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "test --ckpt_path vit.ckpt --data.source folder --data.path images": ("cat", "10 classes"),
         "predict --ckpt_path vit.ckpt": "--input",
         "predict --ckpt_path vit.ckpt --input nowhere": "nowhere",
+        "PREDICT --input=images": ("--input is given several times", "folder"),
         "predict --ckpt_path vit.ckpt --input nothing": "nothing",
         "PREDICT --output labels.txt": ("--output labels.txt", ".csv"),
         "PREDICT --output images": "--output images",
         "PREDICT --output bad.yaml/x.csv": "--output bad.yaml",
         "PREDICT --run_dir x": "did you mean --output?",
         "predict --ckpt_path vit.ckpt --data.predict_path a": "did you mean --input?",
+        "predict --ckpt_path vit.ckpt --image a.png": "--image: did you mean --input?",
+        "look --ckpt_path vit.ckpt --input a.png": "--input: did you mean --image?",
         "test --ckpt_path vit.ckpt --run_dir x": "did you mean --output?",
         "test --ckpt_path vit.ckpt --output out/test.csv": ("--output out/test.csv", "folder"),
         "validate --ckpt_path vit.ckpt --output val.json": ("--output val.json", "folder"),
@@ -237,8 +240,11 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "GENERATE --stop ''": "stop",
         "GENERATE --prompt über": "'ü' (U+00FC)",
         "GENERATE --prompt_file p.txt": "did you mean --input?",
+        "GENERATE --seed_everything 3": "--seed_everything: did you mean --seed?",
+        "GENERATE --trainer.accelerator cpu": "--trainer.accelerator: did you mean --device?",
         "score --ckpt_path a --data.path p.txt": "did you mean --input?",
         "GENERATE --input p.txt": "p.txt",
+        "GENERATE --input fox.txt --input blank.txt": "--input is given several times",
         "GENERATE --input blank.txt": "blank.txt",
         "GENERATE --input bytes.txt": "line 2",
         "generate --ckpt_path gpt2": "a model of the hub is hf/gpt2",
@@ -249,6 +255,9 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "GENERATE --input fox.txt --output ./fox.txt": ("--output ./fox.txt", "--input fox.txt"),
         "SCORE fox.txt --stride 33": ("stride is 33", "32"),
         "SCORE fox.txt --batch_size 0": "batch_size is 0",
+    },
+    ("igpt", USER): {
+        "probe --data.path images": "unknown option --data.path: did you mean --path?",
     },
     ("lm", FAILED): {
         "SCORE umlaut.txt": "'ö' (U+00F6)",
@@ -386,15 +395,3 @@ def test_one_sentence_names_it(
     names = (named,) if isinstance(named, str) else named
     console.refused(line, *names, task=task, code=code)
     assert contents(folder / "done") == before
-
-
-def test_skip_bad_counts(console: Console) -> None:
-    write_images(Path("images"))
-    Path("images/train/cat/broken.jpg").write_bytes(FILES["broken/train/cat/broken.jpg"])
-    line = f"{ABBREVIATIONS['vit']['IMAGES']} images --data.skip_bad --data.batch_size 2"
-    out, _ = console.printed(f"{line} --trainer.max_epochs 1 --run_dir r")
-    assert summary("r")["skipped"] == 1 and "skipped: images/train/cat/broken.jpg" in out
-    assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
-    Path("images/test").symlink_to("train")
-    out, _ = console.printed("test --ckpt_path r --data.path images")
-    assert "skipped: images/test/cat/broken.jpg" in out

@@ -4,6 +4,7 @@ progress is shown only if it takes a while."""
 import io
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,16 @@ def test_progress(stream: io.StringIO, total: int, monkeypatch: pytest.MonkeyPat
         assert after.endswith("\x1b[2K")  # wiped
     else:
         assert during == after == "tokenising (20,000)\n"
+
+
+def test_progress_without_a_terminal_has_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("datamodules.utils.progress.LINE_EVERY", 1.0)
+    with progress_bar("tokenising", 20_000) as advance:
+        advance(1_500)
+        time.sleep(1.0)
+        advance(1_500)
+        advance(1_500)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["tokenising (20,000)", "tokenising: 3,000 of 20,000"]

@@ -204,6 +204,11 @@ def test_export(console: Console) -> None:
     with torch.no_grad():
         loss = net.loss(net(images, kept, masked), images, masked)
         torch.testing.assert_close(model(images, noise=noise).loss, loss)
+    image = torch.randint(0, 256, (3, 16, 16), dtype=torch.uint8)
+    ours, theirs = (tessera.load(name, kind=tessera.MaskedImageModel) for name in ("m", "theirs"))
+    assert theirs.metadata.items() <= ours.metadata.items()
+    for one, other in zip(ours.reconstruct(image), theirs.reconstruct(image), strict=True):
+        close(one.float(), other.float(), atol=1)
     settings = json.loads(Path("theirs/preprocessor_config.json").read_text())
     metadata = checkpoint("m")["tessera"]["metadata"]
     assert settings["image_mean"] == metadata["mean"] and settings["image_std"] == metadata["std"]
@@ -216,6 +221,15 @@ def test_export(console: Console) -> None:
     with pytest.raises(UsageError):
         tessera.load("m.safetensors")
     console.refused("export --ckpt_path m --format safetensors --output x", "suffix", task="mae")
+
+
+def test_an_encoder_alone_is_not_loaded() -> None:
+    their_model("ViTMAEModel").save_pretrained("theirs")
+    with pytest.raises(UsageError, match="nothing says mean and standard deviation"):
+        tessera.load("theirs")
+    Path("theirs/preprocessor_config.json").write_text("{}")
+    with pytest.raises(UsageError, match="theirs: it has no decoder: train one"):
+        tessera.load("theirs")
 
 
 def test_models_that_transformers_lacks(pretrained: str, console: Console) -> None:

@@ -340,6 +340,12 @@ def test_curves_are_a_grid_without_constants() -> None:
     assert curves_figure([], "val/loss").axes
 
 
+def test_curves_spell_out_the_names_of_metrics() -> None:
+    rows = [{"step": step, "val/ece": step, "val/auroc": step} for step in ("1", "2")]
+    titles = [axis.get_ylabel() for axis in curves_figure(rows, "val/ece").axes]
+    assert titles == ["expected calibration error", "area under the ROC curve"]
+
+
 @pytest.mark.parametrize("step", [1, 3, 938])
 def test_curves_of_a_single_validation(step: int) -> None:
     rows = [

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tessera
 import timm
 import torch
 from safetensors.torch import save_file
@@ -14,6 +15,7 @@ from modules.config import StackConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.schema import from_dict
 from tasks.checkpoints.exporting import write_safetensors
+from tasks.errors import UsageError
 from tasks.problems import external_targets
 from tasks.vit.architectures import check_described, load_pretrained, pretrained_options
 from tasks.vit.export import write_timm
@@ -203,6 +205,16 @@ CLASSES = {"config": json.dumps(asdict(PLAIN)), "metadata": json.dumps({"class_n
 def test_a_damaged_header(header: dict[str, str], named: str, console: Console) -> None:
     save_file(timm_model("test_vit").state_dict(), "out.safetensors", header)
     console.refused("fit --model.pretrained out.safetensors", named)
+
+
+def test_an_export_of_another_task() -> None:
+    save_file({"x": torch.ones(1)}, "lm.safetensors", {"config": '{"vocabulary": 9}'})
+    with pytest.raises(UsageError) as error:
+        tessera.load("lm.safetensors")
+    assert str(error.value) == (
+        "tessera.load lm.safetensors is of another task, whose .safetensors files cannot be read: "
+        "give the checkpoint (.ckpt) that it was exported from"
+    )
 
 
 @pytest.mark.parametrize("write", [write_timm, write_safetensors])
