@@ -39,6 +39,10 @@ READ_BEFORE = (  # the parser
 )
 SECTIONS = {"net": "--model.net", "data": "--data"}  # by parameter of a command's function
 NO_VALUE = ("-h", "--help", "--print_config")
+GIVEN_ONCE = {  # a second value would silently replace the first; what to do instead
+    "--input": ": give a folder of images, or a file with all texts",
+    **dict.fromkeys(("--ablate", "--patch", "--patch_from"), ""),
+}
 # Options may name only their classes: importing another package would run its code.
 TRUSTED_PACKAGES = [
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
@@ -192,10 +196,9 @@ def join_values(arguments: list[str], switches: Collection[str] = ()) -> list[st
             value = remaining.pop(0)
         if not value and name not in TEXT_OPTIONS:
             raise UsageError(f"{name} needs a value")
-        if name == "--input" and any(given.startswith("--input=") for given in joined):
+        if name in GIVEN_ONCE and any(given.startswith(f"{name}=") for given in joined):
             raise UsageError(
-                "--input is given several times, but takes one: give a folder of images, or a file "
-                "with all texts"
+                f"{name} is given several times, but takes one value{GIVEN_ONCE[name]}"
             )
         joined.append(f"{name}={value}")
     return joined

@@ -1,8 +1,9 @@
 """`python -m tasks.lm score`: how well a model predicts a text."""
 
 import json
+import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from tasks.inference import InferenceOptions, prepare_model
 from tasks.lm.architectures import NOT_CAUSAL, load_model
 from tasks.predictions import Score
 from tasks.tracking.report import table
+
+TITLE_WIDTH = 60  # characters of a text in the title of its table
 
 
 @dataclass(frozen=True)
@@ -53,17 +56,17 @@ class ScoreOptions(InferenceOptions):
     the beginning of the text.
 
     Args:
-        text: Text to score; null: that of `input`.
+        text: Text to score instead of `input`; may be given several times.
         input: File, folder, or id of a data set of the hub: its test split if it has one, else all.
         data: How to read it.
         output: File for what is printed; null: standard output.
         stride: Tokens between the starts of windows, from 1 (slow, exact) to the context; null:
             half the context.
         batch_size: Windows at a time.
-        json: Print a JSON object instead of a table.
+        json: Print a JSON object for each text instead of a table.
     """
 
-    text: str | None = None
+    text: list[str] = field(default_factory=list)
     input: str | None = None
     data: ScoredText = ScoredText()
     output: str | None = None
@@ -74,22 +77,25 @@ class ScoreOptions(InferenceOptions):
 
 def score(options: ScoreOptions) -> None:
     """Print loss, perplexity and bits per byte of a text."""
-    if (options.text is None) == (options.input is None):
-        raise UsageError("score reads one text: give either --text or --input")
-    if options.text is not None:
-        require_texts([options.text], "--text")
+    if bool(options.text) == (options.input is not None):
+        raise UsageError("score reads a text: give either --text or --input")
+    if options.text:
+        require_texts(options.text, "--text")
     model = prepare_model(load_model(options.ckpt_path), options.device, options.quantize)
     stride = check_windows(model.net, options.stride, options.batch_size)
-    file = load_tokens(options, model.metadata)
-    name = options.input or "--text"
-    if len(file.tokens) < 2:
-        raise UsageError(f"{name} has only one token, nothing to predict: give a longer text")
+    texts: list[str | None] = [*options.text] or [None]
+    files = [load_tokens(options.input, text, options.data, model.metadata) for text in texts]
+    for file in files:
+        if len(file.tokens) < 2:
+            name = options.input or "--text"
+            raise UsageError(f"{name} has only one token, nothing to predict: give a longer text")
     with printing_to(options.output):
-        scores = score_file(model.net, file, stride, options.batch_size)
-        if options.json:
-            print(json.dumps(scores))
-        else:
-            table(name, scores)
+        for text, file in zip(texts, files, strict=True):
+            scores = score_file(model.net, file, stride, options.batch_size)
+            if options.json:
+                print(json.dumps(scores))
+            else:
+                table(options.input or textwrap.shorten(text or "", TITLE_WIDTH), scores)
 
 
 def score_file(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
@@ -142,22 +148,23 @@ class GivenText(DocumentSource):
         yield from split_pieces([(self.text, True)])
 
 
-def load_tokens(options: ScoreOptions, metadata: dict[str, Any]) -> Any:
-    """Returns the `TokenFile` of the whole text, with special tokens as in training."""
-    text = options.data
+def load_tokens(
+    path: str | None, text: str | None, reading: ScoredText, metadata: dict[str, Any]
+) -> Any:
+    """Returns the `TokenFile` of a text or else of a path, with special tokens as in training."""
     try:
         data = CorpusData(
-            text.source,
-            options.input,
+            reading.source,
+            path,
             max_length=metadata["max_length"],
-            dataset=CorpusOptions(text_column=text.text_column, blank_lines=text.blank_lines),
+            dataset=CorpusOptions(text_column=reading.text_column, blank_lines=reading.blank_lines),
             tokenizer=TokenizerConfig(**metadata["tokenizer_options"]),
-            skip_bad=text.skip_bad,
+            skip_bad=reading.skip_bad,
         )
     except UsageError as error:  # it names the options of `fit`
         raise UsageError(str(error).replace("--data.path", "--input")) from error
-    if options.text is not None:
-        data.source = GivenText(options.text, text.skip_bad)
+    if text is not None:
+        data.source = GivenText(text, reading.skip_bad)
     data.set_metadata(metadata)
     data.source.option_prefix = "--data."
     data.source.path_option = "--input"

@@ -289,8 +289,11 @@ def test_a_text_is_scored_as_a_file_with_it(lm_bytes: Path, console: Console) ->
         console.printed(f"{line} {given}", TASK)[0].splitlines()
         for given in (f"--text '{text}'", "--input text.txt")
     ]
-    assert [table.pop(0).strip() for table in tables] == ["--text", "text.txt"]
+    titles = [table.pop(0).strip() for table in tables]
+    assert titles == ["def f(x): return x zwölf", "text.txt"]
     assert tables[0] == tables[1]
+    two = console.objects(f"{line} --text 'no' --text '{text}'", TASK)
+    assert two == [*console.objects(f"{line} --text 'no'", TASK), *found]
 
 
 def test_score_needs_one_text(lm_letters: Path, console: Console) -> None:
