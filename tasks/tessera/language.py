@@ -1,12 +1,13 @@
 """Language models in Python."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from datamodules.tokenizers import Tokenizer, truncation
 from datamodules.utils.errors import UsageError
@@ -30,6 +31,7 @@ from .models import (
     texts_of,
     warn,
 )
+from .options import GenerationOptions
 
 
 class LanguageModel(Model):
@@ -62,17 +64,26 @@ class LanguageModel(Model):
         return self.model.tokenizer
 
     @overload
-    def generate(
-        self, prompts: str = "", stop: str | Sequence[str] = (), **options: Any
+    def generate(  # type: ignore[overload-overlap]
+        self,
+        prompts: str = "",
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerationOptions],
     ) -> str: ...
 
     @overload
     def generate(
-        self, prompts: Iterable[str], stop: str | Sequence[str] = (), **options: Any
+        self,
+        prompts: Iterable[str],
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerationOptions],
     ) -> list[str]: ...
 
     def generate(
-        self, prompts: Texts = "", stop: str | Sequence[str] = (), **options: Any
+        self,
+        prompts: Texts = "",
+        stop: str | Sequence[str] = (),
+        **options: Unpack[GenerationOptions],
     ) -> str | list[str]:
         """The text that follows a prompt, or a list of the texts that follow several.
 
@@ -96,7 +107,7 @@ class LanguageModel(Model):
         return texts_of(prompts, run)
 
     def stream(
-        self, prompt: str = "", stop: str | Sequence[str] = (), **options: Any
+        self, prompt: str = "", stop: str | Sequence[str] = (), **options: Unpack[GenerationOptions]
     ) -> Iterator[str]:
         """Yields the text of `generate` for one prompt in parts, as early as possible.
 
@@ -182,7 +193,7 @@ class LanguageModel(Model):
         return Attention(recorded_weights(record), tokens, tokens)
 
     def _start(
-        self, prompts: list[str], stop: str | Sequence[str], options: dict[str, Any]
+        self, prompts: list[str], stop: str | Sequence[str], options: Mapping[str, Any]
     ) -> list[Completion]:
         fixed = {"ckpt_path": self.source, "prompt": prompts}
         stops = [stop] if isinstance(stop, str) else list(stop)

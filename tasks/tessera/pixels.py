@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from modules.models.gpt import Decoder
 from modules.record import AttentionRecord
@@ -16,6 +17,7 @@ from tasks.vit.attend import grid_labels
 
 from .images import Array, OneImage, is_image, read_pixels
 from .models import Attention, Model, check_single, recorded_weights, stack_rows
+from .options import SamplingOptions
 
 
 class ImageGenerator(Model):
@@ -50,7 +52,7 @@ class ImageGenerator(Model):
         """Channels, height and width of its images."""
         return self.metadata["channels"], self.model.size, self.model.size
 
-    def sample(self, count: int = 1, **options: Any) -> Tensor:
+    def sample(self, count: int = 1, **options: Unpack[SamplingOptions]) -> Tensor:
         """New images, uint8 (count, C, S, S).
 
         Args:
@@ -64,7 +66,9 @@ class ImageGenerator(Model):
         """
         return sample_images(self.model, count, sampling(count, options))
 
-    def complete(self, image: OneImage | Array, count: int = 1, **options: Any) -> Tensor:
+    def complete(
+        self, image: OneImage | Array, count: int = 1, **options: Unpack[SamplingOptions]
+    ) -> Tensor:
         """Images with the upper half of one and a new lower half, uint8 (count, C, S, S).
 
         Args:
@@ -125,7 +129,7 @@ class ImageGenerator(Model):
         return read_pixels(image, self.metadata["channels"], self.model.size)[None]
 
 
-def sampling(count: int, options: dict[str, Any]) -> PixelSampling:
+def sampling(count: int, options: SamplingOptions) -> PixelSampling:
     """Returns options of sampling; raises `UsageError` if one is unknown or does not fit."""
     with usage_errors():
         try:

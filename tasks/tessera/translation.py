@@ -1,11 +1,12 @@
 """Translation in Python."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from datamodules.tokenizers import truncation
 from datamodules.utils.errors import UsageError
@@ -31,6 +32,7 @@ from .models import (
     texts_of,
     warn,
 )
+from .options import TranslationOptions
 
 
 class Translator(Model):
@@ -56,12 +58,16 @@ class Translator(Model):
         self.model = model
 
     @overload
-    def translate(self, texts: str, **options: Any) -> str: ...
+    def translate(  # type: ignore[overload-overlap]
+        self, texts: str, **options: Unpack[TranslationOptions]
+    ) -> str: ...
 
     @overload
-    def translate(self, texts: Iterable[str], **options: Any) -> list[str]: ...
+    def translate(
+        self, texts: Iterable[str], **options: Unpack[TranslationOptions]
+    ) -> list[str]: ...
 
-    def translate(self, texts: Texts, **options: Any) -> str | list[str]:
+    def translate(self, texts: Texts, **options: Unpack[TranslationOptions]) -> str | list[str]:
         """The translation of a text, or a list of those of several.
 
         Args:
@@ -152,7 +158,7 @@ class Translator(Model):
             return source, self._translations([text], {})[0].tokens
         return source, self._target(translation)
 
-    def _translations(self, lines: list[str], options: dict[str, Any]) -> list[Translation]:
+    def _translations(self, lines: list[str], options: Mapping[str, Any]) -> list[Translation]:
         """The best translation of each line; options as in `translate`."""
         asked = generation_options(TranslateOptions, options, "batch_size", ckpt_path=self.source)
         asked = with_folder_defaults(self.model, asked, options, warn)

@@ -54,11 +54,14 @@ assert_type(language.stream("The"), Iterator[str])
 assert_type(language.score("The text"), tessera.Score)
 assert_type(language.score(["The text"]), list[tessera.Score])
 assert_type(language.net.max_length, int)
+language.generate("The", max_tokens=3)  # E: call-overload
+language.stream("The", seed="one")  # E: arg-type
 
 translator = tessera.load("runs/seq2seq", kind=tessera.Translator)
 assert_type(translator.translate("two", beams=2), str)
 assert_type(translator.translate(["two", "three"]), list[str])
 assert_type(translator.score("two", "zwei"), tessera.Score)
+translator.translate("two", beams=2.5)  # E: call-overload
 
 assert_type(tessera.__version__, str)
 tessera.laod("runs/any")  # E: attr-defined

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 import tessera
+from tessera.options import GenerationOptions, SamplingOptions, TranslationOptions
 
+from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration, GenerationSettings
 from tasks.errors import UsageError
+from tasks.igpt.sampling import PixelSampling
 from tests.helpers.tiny_models import close
 
 
@@ -84,6 +87,16 @@ def test_vectors_do_not_depend_on_the_batch(runs: Path) -> None:
         close([*together], [model.embed(text) for text in texts])
         with pytest.raises(UsageError, match="batch_size"):
             model.embed(texts, batch_size=0)
+
+
+def test_types_of_options_are_those_of_the_configs() -> None:
+    more = {"batch_size": int}
+    for options, config in (
+        (SamplingOptions, get_type_hints(PixelSampling)),
+        (GenerationOptions, get_type_hints(GenerationConfig)),
+        (TranslationOptions, get_type_hints(GenerationConfig) | more),
+    ):
+        assert get_type_hints(options) == config
 
 
 def test_options_of_generation_are_checked(runs: Path) -> None:
