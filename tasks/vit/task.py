@@ -19,6 +19,7 @@ from tasks.classification import ClassifierTask
 from tasks.distributed.predicting import predicts_all
 from tasks.errors import UsageError, usage_errors
 from tasks.predictions import PredictionFile
+from tasks.tracking.evaluated import Evaluated
 from tasks.tracking.media import Picture, Table, render_picture
 from tasks.training.distillation import TeacherConfig
 from tasks.vit.attend import draw, rollout
@@ -156,15 +157,13 @@ class ViTTask(ImageTask, ClassifierTask):
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
         """Keeps misclassified images, and draws the attention rollout of the first images."""
         super().collect_media(batch, outputs)
-        if self.problem_type != "single_label_classification":
+        has_mistakes = self.problem_type == "single_label_classification"
+        if self.collected and not has_mistakes:
             return
         images = batch["image"]
-        confidence, predicted = outputs.cpu().max(-1)  # (B,), (B,)
-        labels = batch["label"].cpu()
-        names = [
-            (self.class_names[label], self.class_names[guess])
-            for label, guess in zip(labels.tolist(), predicted.tolist(), strict=True)
-        ]
+        samples = Evaluated(outputs.cpu(), batch["label"].cpu(), batch["index"].cpu())
+        truth, answers, *_ = self.problem.evaluated_columns(samples)[1]
+        names = [(shown(label), shown(guess)) for label, guess in zip(truth, answers, strict=True)]
         if not self.collected:
             first = images[:MAX_ROLLOUTS]
             with self.trainer.precision_plugin.val_step_context():
@@ -177,8 +176,11 @@ class ViTTask(ImageTask, ClassifierTask):
                 self.collected["attention"] = render_picture(
                     lambda file: draw(first, attention, titles, file)
                 )
-        wrong = torch.nonzero(predicted != labels).flatten()  # (S,)
-        found = dict(zip(batch["index"].cpu()[wrong].tolist(), wrong.tolist(), strict=True))
+        if not has_mistakes:
+            return
+        confidence, predicted = samples.predictions.max(-1)  # (B,), (B,)
+        wrong = torch.nonzero(predicted != samples.labels).flatten()  # (S,)
+        found = dict(zip(samples.indices[wrong].tolist(), wrong.tolist(), strict=True))
         kept = sorted([*self.mistakes, *found], key=spread_key)[:MAX_MISTAKES]
         for position in kept:
             if position in found:
@@ -220,6 +222,11 @@ class ViTTask(ImageTask, ClassifierTask):
         if predicts_all(trainer):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
         self.save_predictions(file, paths, predictions, others, sorted(bad))
+
+
+def shown(answer: str | float) -> str:
+    """A class, labels or a number, in the title of an image."""
+    return answer if isinstance(answer, str) else f"{answer:.4g}"
 
 
 def spread_key(position: int) -> int:

@@ -121,10 +121,10 @@ def test_timm_predicts_the_same_numbers(console: Console, tmp_path: Path) -> Non
     net = "--model.net.stack.width 32 --model.net.stack.depth 1 --model.net.stack.heads 2"
     line = (
         f"fit --data.path {tmp_path}/train.csv --model.problem_type regression {net} "
-        f"--model.net.patch_size 8 --trainer.max_epochs 1 --trainer.limit_test_batches 0 "
-        f"--run_dir {tmp_path}/r"
+        f"--model.net.patch_size 8 --trainer.max_epochs 1 --run_dir {tmp_path}/r"
     )
     assert run(line) == 0
+    assert (tmp_path / "r/attention.png").exists()
     console.printed(f"export --ckpt_path {tmp_path}/r --format timm --output {tmp_path}/exported")
     theirs = timm.create_model(f"local-dir:{tmp_path}/exported", pretrained=True).eval()
     model = tessera.load(tmp_path / "r")
@@ -153,6 +153,7 @@ def test_images_of_several_labels(tmp_path: Path) -> None:
     assert run(line) == 0
     summary = json.loads((tmp_path / "r/summary.json").read_text())
     assert {"test/map", "test/f1", "test/exact_match"} <= summary.keys()
+    assert {path.name for path in (tmp_path / "r").iterdir()} >= {"attention.png", "roc.png"}
     assert set(tessera.load(tmp_path / "r").predict(tmp_path / "3.png").probabilities) == {
         "big",
         "even",
