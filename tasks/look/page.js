@@ -175,8 +175,10 @@ function Heads(view, parent, bytes) {
   const drawers = {
     matrix() {
       const side = Math.max(1, Math.min(24, Math.floor(620 / Math.max(N, M))));
-      const named = side >= 9;
-      const margin = named ? 84 : 4;
+      const margin = 84;
+      const every = Math.ceil(11 / side); // labels of small cells: every n-th, and the chosen one
+      const named = (i, chosen) =>
+        i === chosen || (i % every === 0 && (chosen < 0 || Math.abs(i - chosen) >= every));
       const [big, context] = canvas(stage, margin + M * side + 4, margin + N * side + 4);
       context.imageSmoothingEnabled = false;
       const paint = (query, key) => {
@@ -184,21 +186,21 @@ function Heads(view, parent, bytes) {
         context.drawImage(pixels(at.layer, at.head), margin, margin, M * side, N * side);
         context.strokeStyle = "#d9dee8";
         context.strokeRect(margin, margin, M * side, N * side);
-        if (named) {
-          for (let i = 0; i < N; i++) {
-            context.fillStyle = i === query ? "#d1495b" : "#1d2433";
-            context.textAlign = "right";
-            context.fillText(cut(view.queries[i], margin - 8, context), margin - 5, margin + (i + 0.5) * side);
-          }
-          for (let j = 0; j < M; j++) {
-            context.save();
-            context.translate(margin + (j + 0.5) * side, margin - 5);
-            context.rotate(-Math.PI / 2);
-            context.textAlign = "left";
-            context.fillStyle = j === key ? "#d1495b" : "#1d2433";
-            context.fillText(cut(view.keys[j], margin - 8, context), 0, 0);
-            context.restore();
-          }
+        for (let i = 0; i < N; i++) {
+          if (!named(i, query)) continue;
+          context.fillStyle = i === query ? "#d1495b" : "#1d2433";
+          context.textAlign = "right";
+          context.fillText(cut(view.queries[i], margin - 8, context), margin - 5, margin + (i + 0.5) * side);
+        }
+        for (let j = 0; j < M; j++) {
+          if (!named(j, key)) continue;
+          context.save();
+          context.translate(margin + (j + 0.5) * side, margin - 5);
+          context.rotate(-Math.PI / 2);
+          context.textAlign = "left";
+          context.fillStyle = j === key ? "#d1495b" : "#1d2433";
+          context.fillText(cut(view.keys[j], margin - 8, context), 0, 0);
+          context.restore();
         }
         if (query >= 0) {
           context.strokeStyle = "#d1495b";

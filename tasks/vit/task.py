@@ -226,7 +226,7 @@ class ViTTask(ImageTask, ClassifierTask):
 
 def shown(answer: str | float) -> str:
     """A class, labels or a number, in the title of an image."""
-    return answer if isinstance(answer, str) else f"{answer:.4g}"
+    return answer or "none" if isinstance(answer, str) else f"{answer:.4g}"
 
 
 def spread_key(position: int) -> int:
