@@ -92,7 +92,7 @@ def test_losses_of_three_steps(task: str, options: str) -> None:
 COMMANDS = {
     "mae": {"fit", "export", "look"},
     "bert": {"fit", "export", "look", "predict"},
-    "mlm": {"fit", "export", "look"},
+    "mlm": {"fit", "export", "look", "fill_mask"},
     "lm": {"fit", "export", "look", "generate", "score"},
     "igpt": {"fit", "export", "generate", "look", "probe"},
     "seq2seq": {"fit", "export", "look", "translate"},

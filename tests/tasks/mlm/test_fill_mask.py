@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import tessera
 
-from tasks.mlm.__main__ import APP
 from tests.helpers.command import Console
 
 ONE = "a good [MASK]"
@@ -44,11 +43,6 @@ def test_the_default_is_five_tokens_and_the_weights_may_be_rounded(
     )
     assert len(exact) == len(rounded) == 5 and exact != rounded
     assert exact[0]["probability"] == pytest.approx(rounded[0]["probability"], rel=0.1)
-
-
-def test_the_line_that_fit_suggests_works(runs: Path, console: Console) -> None:
-    (line,) = [line for line in APP.next_commands if line.startswith("fill_mask")]
-    assert len(console.printed(line.format(best=runs / "mlm"), "mlm")[0].splitlines()) == 6
 
 
 def test_what_cannot_be_filled_is_refused(runs: Path, console: Console) -> None:
