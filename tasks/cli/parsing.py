@@ -34,9 +34,8 @@ from tasks.errors import UsageError, needs_checkpoint, usage_errors
 from tasks.options import Options, merge_options
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
-READ_BEFORE = (  # the parser
-    *("-c", "--config", "--preset", "--model.pretrained", "--resume", "--ckpt_path"),
-)
+# Options that are read before the parser reads the others.
+READ_BEFORE = ("-c", "--config", "--preset", "--model.pretrained", "--resume", "--ckpt_path")
 SECTIONS = {"net": "--model.net", "data": "--data"}  # by parameter of a command's function
 NO_VALUE = ("-h", "--help", "--print_config")
 GIVEN_ONCE = {  # a second value would silently replace the first; what to do instead
