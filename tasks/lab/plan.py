@@ -178,9 +178,8 @@ def check_early(
     from tasks.cli.parsing import READ_BEFORE
 
     named = names_before(options)
-    read = [
-        name for name in named if f"--{name}" in READ_BEFORE
-    ]  # needs the file, and is an option
+    # These are options, but checking them would read the missing file.
+    read = [name for name in named if f"--{name}" in READ_BEFORE]
     parsed = {name: value for name, value in options.items() if name not in read}
     check_names(task, words(parsed, before_folder, where), where, has_files=False)
     others = {name: value for name, value in options.items() if name not in named}
