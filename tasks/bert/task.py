@@ -22,6 +22,7 @@ from tasks.text import TextTask
 from tasks.tracking.class_scores import calibration_error, roc_curve
 from tasks.tracking.evaluated import EvaluatedSamples
 from tasks.training.distillation import TextTeacherConfig, cosine_loss
+from tasks.training.r_drop import check_r_drop, r_drop_loss
 
 
 class BertTask(TextTask, ClassifierTask):
@@ -50,8 +51,7 @@ class BertTask(TextTask, ClassifierTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if r_drop < 0:
-            raise ValueError(f"r_drop {r_drop} must not be negative")
+        check_r_drop(r_drop)
         self.net_config = net
         self.r_drop = r_drop
         self.reset_head = reset_head
@@ -109,8 +109,9 @@ class BertTask(TextTask, ClassifierTask):
         loss = self.training_loss(logits, labels)
         if self.r_drop:
             second = self.net(tokens, padding_mask)
-            loss = (loss + self.training_loss(second, labels)) / 2
-            loss = loss + self.r_drop * self.problem.divergence(logits, second) / 2
+            second_loss = self.training_loss(second, labels)
+            divergence = self.problem.divergence(logits, second)
+            loss = r_drop_loss(loss, second_loss, divergence, self.r_drop)
         if self.teacher is None:
             return logits, loss
         if taught is None:
