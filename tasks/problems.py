@@ -183,7 +183,7 @@ class SingleLabel(Problem):
 
     def divergence(self, logits1: Tensor, logits2: Tensor) -> Tensor:
         """Mean of both KL divergences, over the batch."""
-        return class_divergence(logits1, logits2)
+        return class_divergence(logits1.log_softmax(-1), logits2.log_softmax(-1))
 
     def metrics(self) -> dict[str, Metric]:
         """Accuracy, and the mean of F1 over the classes."""

@@ -15,7 +15,7 @@ from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.utils.files import write_text
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from modules.kernels.cross_entropy import IGNORE_INDEX, plain_cross_entropy
+from modules.kernels.cross_entropy import IGNORE_INDEX, smoothed_losses
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import format_output
@@ -184,11 +184,12 @@ class Seq2SeqTask(TextTask):
         if not self.r_drop:
             return self.net.loss(self.net(*inputs), targets, self.label_smoothing)[0]
         counted = targets != IGNORE_INDEX  # (B, N)
-        logits1 = self.net.logits(self.net(*inputs)[counted]).float()  # (S, V)
-        logits2 = self.net.logits(self.net(*inputs)[counted]).float()
-        loss1 = plain_cross_entropy(logits1, targets[counted], self.label_smoothing)
-        loss2 = plain_cross_entropy(logits2, targets[counted], self.label_smoothing)
-        return r_drop_loss(loss1, loss2, class_divergence(logits1, logits2), self.r_drop)
+        log_p = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1)  # (S, V)
+        log_q = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1)
+        targets = targets[counted]  # (S,)
+        loss1 = smoothed_losses(log_p, targets, self.label_smoothing).mean()
+        loss2 = smoothed_losses(log_q, targets, self.label_smoothing).mean()
+        return r_drop_loss(loss1, loss2, class_divergence(log_p, log_q), self.r_drop)
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each ended before the length limit."""
