@@ -184,8 +184,8 @@ class Seq2SeqTask(TextTask):
         if not self.r_drop:
             return self.net.loss(self.net(*inputs), targets, self.label_smoothing)[0]
         counted = targets != IGNORE_INDEX  # (B, N)
-        log_p = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1)  # (S, V)
-        log_q = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1)
+        log_p = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1, torch.float32)  # (S, V)
+        log_q = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1, torch.float32)
         targets = targets[counted]  # (S,)
         loss1 = smoothed_losses(log_p, targets, self.label_smoothing).mean()
         loss2 = smoothed_losses(log_q, targets, self.label_smoothing).mean()
