@@ -76,14 +76,13 @@ def find_described(source: str, option: str) -> Pretrained:
 
 def require_described(model: Pretrained) -> None:
     """Raises `UsageError` unless config and normalisation of a pretrained model are known."""
-    named = f"{model.option} {model.source}"
     if not model.is_described:
         raise UsageError(
-            f"{named}: nothing says which model it is: train from it with {PRETRAINED}"
+            f"{model.named}: nothing says which model it is: train from it with {PRETRAINED}"
         )
     if not model.normalisation:
         raise UsageError(
-            f"{named}: nothing says mean and standard deviation of its pixels, as "
+            f"{model.named}: nothing says mean and standard deviation of its pixels, as "
             f"preprocessor_config.json of Hugging Face does: train from it with {PRETRAINED}"
         )
     channels = model.config().channels
@@ -115,9 +114,7 @@ def described_network(model: Pretrained) -> tuple[ImageNet, dict[str, Any]]:
     names = names or [str(row) for row in range(config.num_classes or 0)]
     metadata = {
         "class_names": names,
-        "channels": config.channels,
-        "image_size": config.image_size,
-        **model.normalisation,
+        **model.image_metadata(),
         **model.targets,
     }
     with model.errors():

@@ -1,5 +1,6 @@
 """`python -m tasks.vit compare`: size, speed and accuracy of several models, side by side."""
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from datamodules.images import ImageData
 from datamodules.utils.files import may_hold, write_text
@@ -16,18 +17,16 @@ from tasks.inference import DeviceName, on_device
 from tasks.lab.tables import markdown
 from tasks.options import Options
 from tasks.problems import PROBLEMS
-from tasks.profiling.counting import counted_flops
-from tasks.profiling.networks import NETWORKS
-from tasks.profiling.timing import in_turns, inference_step, seconds
+from tasks.profiling.timing import in_turns, seconds
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.report import format_count
 from tasks.tracking.run_folder import make_folder
 from tasks.vit.architectures import with_weights
 from tasks.vit.frozen import batches, image_data
+from tasks.vit.other_classifiers import find_other
 from tasks.vit.pretrained import find_model
 
 OPTION = "compare"  # in messages, where other commands have the name of an option
-NETWORK = NETWORKS["vit"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,7 @@ class Compared:
         name: As on the command line.
         net: In evaluation mode.
         metadata: As in a checkpoint.
+        data: Options `--data` of its training; {}: not known.
         flops: Of the forward pass for one image, as PyTorch counts.
         images_per_s: Median.
         score: On the test images; None: the model has other classes.
@@ -62,10 +62,17 @@ class Compared:
 
     name: str
     net: Any
-    metadata: dict[str, Any]
+    metadata: Options
+    data: Options
     flops: int = 0
     images_per_s: float = 0.0
     score: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of an image."""
+        size = self.metadata["image_size"]
+        return self.metadata["channels"], size, size
 
     @property
     def parameters(self) -> int:
@@ -76,7 +83,8 @@ class Compared:
 def compare(options: CompareOptions, models: list[str], data: Options) -> None:
     """Print parameters, FLOP, images/s and accuracy of several models: compare MODEL MODEL ...
     The MODELs come before all options. Each is a run folder, a checkpoint, `timm/<model>`,
-    `hf/<model>`, or a folder or a .safetensors file of such weights.
+    `hf/<model>`, or a folder or a .safetensors file of such weights. As baselines, also any
+    classifier of timm, by name or in a folder, and `torchvision/<model>`, such as resnet50.
     """
     for name in ("batch_size", "repetitions"):
         if getattr(options, name) < 1:
@@ -91,8 +99,7 @@ def compare(options: CompareOptions, models: list[str], data: Options) -> None:
         make_folder(Path(options.output), "--output")
     metric, tested = evaluate(found, data)
     for one in found:
-        config = one.net.config
-        one.flops = counted_flops(NETWORK, config, 1, config.image_size)[0]
+        one.flops = counted_flops(one)
     measure_speed(found, options.batch_size, options.repetitions)
     print(f"tested with {tested}; images/s in batches of {options.batch_size}\n")
     print(table(found, metric), end="")
@@ -101,9 +108,25 @@ def compare(options: CompareOptions, models: list[str], data: Options) -> None:
 
 
 def load(name: str, device: DeviceName) -> Compared:
-    """Loads a run folder, a checkpoint, or a model of timm or Hugging Face."""
-    net, metadata = with_weights(name, OPTION)
-    return Compared(name, on_device(net.eval(), device), metadata)
+    """Loads a model of ours, or with our networks; else one of timm or torchvision."""
+    try:
+        net, metadata = with_weights(name, OPTION)
+        data = find_model(name, OPTION).data
+    except UsageError:
+        other = find_other(name, OPTION)
+        if other is None:
+            raise
+        return Compared(name, on_device(other.net.eval(), device), other.metadata, {})
+    return Compared(name, on_device(net.eval(), device), metadata, data)
+
+
+def counted_flops(model: Compared) -> int:
+    """FLOP of the forward pass for one image, counted on the meta device."""
+    image = torch.zeros(1, *model.shape, device="meta")  # (1, C, H, W)
+    net = copy.deepcopy(model.net).to("meta")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(image)
+    return counter.get_total_flops()
 
 
 # Accuracy -----------------------------------------------------------------------------------------
@@ -118,14 +141,13 @@ def evaluate(models: Sequence[Compared], given: Options) -> tuple[str, str]:
     Returns:
         The name of the score, and a description of the test images.
     """
-    sources = [find_model(one.name, OPTION) for one in models]
-    saved: Options = next((source.data for source in sources if source.data), {})
+    saved: Options = next((one.data for one in models if one.data), {})
     path = given.get("path", saved.get("path"))
     problem = ""
     tested = "no images"
-    for one, source in zip(models, sources, strict=True):
-        images = image_data(source, saved, given)
-        trained = [other.data.get("path") for other in sources if other.data]
+    for one in models:
+        images = image_data(f"{OPTION} {one.name}", one.metadata, saved, given)
+        trained = [other.data.get("path") for other in models if other.data]
         images.source.unseen = not any(may_hold(path, other) for other in trained)
         problem = images.options.problem_type
         try:
@@ -156,17 +178,21 @@ def score(model: Compared, data: ImageData) -> float:
 
 def measure_speed(models: Sequence[Compared], batch_size: int, repetitions: int) -> None:
     """Measures images/s of inference of all models in turns."""
-    calls = [timed(one.net, batch_size) for one in models]
+    calls = [timed(one, batch_size) for one in models]
     for one, times in zip(models, in_turns(calls, repetitions), strict=True):
         one.images_per_s = batch_size / median(times)
 
 
-def timed(net: nn.Module, batch_size: int) -> Callable[[], float]:
+def timed(model: Compared, batch_size: int) -> Callable[[], float]:
     """Returns a function that measures the seconds of inference on a batch."""
-    config: Any = net.config
-    device = next(net.parameters()).device
-    inputs = NETWORK.inputs(config, batch_size, config.image_size, device)
-    return lambda: seconds(inference_step(NETWORK, net, inputs), device.type)
+    device = next(model.net.parameters()).device
+    images = torch.zeros(batch_size, *model.shape, device=device)  # (B, C, H, W)
+
+    @torch.inference_mode()
+    def step() -> None:
+        model.net(images)
+
+    return lambda: seconds(step, device.type)
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -177,7 +203,7 @@ def table(models: Sequence[Compared], metric: str) -> str:
     rows = [
         [
             one.name,
-            one.net.config.image_size,
+            one.metadata["image_size"],
             f"{one.parameters / 1e6:,.3g} M",
             f"{one.flops / 1e9:,.3g}",
             f"{one.images_per_s:,.4g}",
@@ -194,7 +220,7 @@ def write(models: Sequence[Compared], metric: str, folder: Path) -> None:
     write_text(folder / "compare.md", table(models, metric))
     columns: dict[str, list[Any]] = {
         "model": [one.name for one in models],
-        "image_size": [one.net.config.image_size for one in models],
+        "image_size": [one.metadata["image_size"] for one in models],
         "parameters": [one.parameters for one in models],
         "flop_forward": [one.flops for one in models],
         "images_per_s": [one.images_per_s for one in models],

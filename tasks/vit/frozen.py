@@ -1,6 +1,7 @@
 """Data for networks that are not trained here: of their training, or those that options name."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -9,14 +10,14 @@ from datamodules.images import ImageData
 from datamodules.vision.augment import normalise
 from tasks.errors import UsageError
 from tasks.options import Options, accepted_options, build_from_options, merge_options
-from tasks.vit.pretrained_base import Pretrained
 
 
-def image_data(model: Pretrained, saved: Options, given: Options) -> ImageData:
+def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Options) -> ImageData:
     """Returns data with the size, the channels and the normalisation of a model's images.
 
     Args:
-        model: Has a `normalisation`.
+        named: The option and the model, for messages.
+        own: `image_size`, `channels` and, if they are known, `mean` and `std` of the model.
         saved: Options `--data` of a training; {}: none are known.
         given: Those on the command line, which take precedence; another path or source takes the
             place of the saved ones.
@@ -29,17 +30,16 @@ def image_data(model: Pretrained, saved: Options, given: Options) -> ImageData:
     has_labels = bool(saved) and saved.get("source") != "images"
     if not has_labels and not names_data:
         raise UsageError(
-            f"{model.option} {model.source} comes without images with classes: give --data.path or "
-            "--data.source"
+            f"{named} comes without images with classes: give --data.path or --data.source"
         )
     saved = accepted_options(ImageData, **saved)
     if names_data:
         saved = merge_options(saved, {"path": None, "source": None})
-    config = model.config()
-    require_same("image_size", given.get("image_size"), config.image_size)
-    require_same("dataset.channels", dataset.get("channels"), config.channels)
-    own = {"channels": config.channels, "class_names": None, **model.normalisation}
-    saved = merge_options(saved, {"image_size": config.image_size, "dataset": own})
+    size = own["image_size"]
+    require_same("image_size", given.get("image_size"), size)
+    require_same("dataset.channels", dataset.get("channels"), own["channels"])
+    known = {name: own[name] for name in ("channels", "mean", "std") if name in own}
+    saved = merge_options(saved, {"image_size": size, "dataset": {**known, "class_names": None}})
     data = build_from_options(ImageData, saved, given, "--data.")
     data.prepare_data()
     return data

@@ -43,9 +43,20 @@ class Pretrained(ABC):
         self.data: Options = {}
         self.targets = external_targets("single_label_classification")
 
+    @property
+    def named(self) -> str:
+        """The option and the source, for messages."""
+        return f"{self.option} {self.source}"
+
     @abstractmethod
     def config(self) -> ImageConfig:
         """Returns the config of the model; `num_classes` is null if there is no classifier."""
+
+    def image_metadata(self) -> Options:
+        """Size, channels and, if it is known, normalisation of the images, as in a checkpoint."""
+        config = self.config()
+        sizes = {"channels": config.channels, "image_size": config.image_size}
+        return {**sizes, **self.normalisation}
 
     @abstractmethod
     def read(self) -> State:
@@ -81,7 +92,7 @@ class Pretrained(ABC):
 
     def errors(self, what: str = "") -> AbstractContextManager[None]:
         """Turns a `ValueError` about the source into a `UsageError`; `what` follows its name."""
-        return usage_errors(f"{self.option} {self.source}{what}")
+        return usage_errors(f"{self.named}{what}")
 
 
 def check_grid(saved: ImageConfig, config: ImageConfig) -> None:

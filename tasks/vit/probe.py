@@ -54,7 +54,7 @@ def probe_images(options: ProbeOptions, data: Options) -> None:
     if not options.temperature > 0:
         raise UsageError(f"--temperature {options.temperature} must be above 0")
     model = find_described(options.ckpt_path, "--ckpt_path")
-    images = image_data(model, model.data, data)
+    images = image_data(model.named, model.image_metadata(), model.data, data)
     images.setup("fit")
     metadata = images.metadata()
     if metadata["problem_type"] != "single_label_classification":

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import timm
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+from datamodules.images import ImageData
+from datamodules.vision.augment import normalise
 from tests.helpers.command import Console, run
 from tests.helpers.results import table
 from tests.helpers.tiny import SHORT, write_images
@@ -66,6 +69,30 @@ def test_other_data_are_tested_whole(best: Path, console: Console) -> None:
     expected = json.loads(Path("tested/test.json").read_text())
     assert expected["test_samples"] == 30 and "30 images of images" in out
     assert float(row["test/acc"]) == pytest.approx(expected["test/acc"], abs=1e-6)
+
+
+def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
+    """It reads larger images, with its own mean and standard deviation."""
+    net = timm.create_model("test_resnet", num_classes=10, in_chans=1)
+    net.pretrained_cfg.update(mean=[0.3], std=[0.4], input_size=[1, 32, 32])
+    digits = [*"0123456789"]
+    more = {"label_names": digits, "pretrained_cfg": {**net.pretrained_cfg, "label_names": digits}}
+    timm.models.save_for_hf(net, "cnn", model_config=more, safe_serialization=True)
+    out, _ = console.printed(f"compare {run_copy} cnn --repetitions 1 --batch_size 2 --output out")
+    assert "is not tested" not in out
+    ours, theirs = table("out/compare.csv")
+    assert int(theirs["parameters"]) == sum(p.numel() for p in net.parameters())
+    with FlopCounterMode(display=False) as counter:
+        net.eval()(torch.zeros(1, 1, 32, 32))
+    assert int(theirs["flop_forward"]) == counter.get_total_flops()
+    assert theirs["image_size"] == "32" and ours["image_size"] == "8"
+    data = ImageData(image_size=32)
+    data.setup("test")
+    digits_32 = data.dataset("test")[[*range(359)]]
+    with torch.no_grad():
+        logits = net(normalise(digits_32["image"], [0.3], [0.4]))
+    right = (logits.argmax(1) == digits_32["label"]).float().mean()
+    assert float(theirs["test/acc"]) == pytest.approx(float(right), abs=0.003)
 
 
 BAD = {

@@ -78,7 +78,7 @@ def test_a_model_of_timm_without_a_classifier(console: Console) -> None:
     _, neighbours = results(Path("out/probe.json"))
     assert neighbours["settings"]["k"] == 3
     model = find_described("theirs", "--ckpt_path")
-    data = image_data(model, {}, {"path": "images"})
+    data = image_data(model.named, model.image_metadata(), {}, {"path": "images"})
     data.setup("fit")
     batch = data.dataset("train")[[*range(54)]]
     found = extract(frozen_network(model), data, "train", lambda count: None)
