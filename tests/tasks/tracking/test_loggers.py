@@ -13,7 +13,16 @@ from tasks.tracking.loggers import STEP
 from tasks.tracking.media import Table, to_tensorboard
 from tasks.tracking.run_folder import git_commit
 from tests.helpers.command import ROOT, process, run
-from tests.helpers.tiny import PAIRS, SHORT, SMALL_LM, SMALL_S2S, write_corpus, write_pairs
+from tests.helpers.tiny import (
+    FEW_STEPS,
+    PAIRS,
+    SHORT,
+    SMALL_LM,
+    SMALL_S2S,
+    TINY,
+    write_corpus,
+    write_pairs,
+)
 from tests.helpers.wandb_files import (
     LOGGED,
     WANDB,
@@ -139,3 +148,16 @@ def test_translations() -> None:
     lines = Path("r/translations.tsv").read_text().splitlines()[1:]
     test = next(table["data"] for table in found if len(table["data"]) == 12)
     assert [line.split("\t")[1:4] for line in lines] == test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "names"), [("mae", {"reconstructed"}), ("igpt", {"samples", "completed"})]
+)
+def test_pictures_of_training_without_labels(task: str, names: set[str], tmp_path: Path) -> None:
+    line = f"fit {TINY[task]} {FEW_STEPS} --config configs/logger/wandb.yaml --run_dir r"
+    done = process(line, task=task, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for split in ("val", "test"):
+        files = tmp_path.glob(f"r/wandb/*/files/media/images/{split}/*.png")
+        assert {file.name.partition("_")[0] for file in files} == names
