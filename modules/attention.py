@@ -55,11 +55,13 @@ def attention(
         k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
         v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, V)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k)
-    weights = mask.zero_masked_rows(mask.add_to(upcast(scores)).softmax(-1))
+    weights = mask.add_to(upcast(scores)).softmax(-1)
     if on_weights is not None:
+        weights = mask.zero_masked_rows(weights)
         changed = on_weights(weights)
         weights = weights if changed is None else changed
-    return fast_dropout(weights.to(v.dtype), dropout) @ v
+    # The means are smaller than the weights.
+    return mask.zero_masked_rows(fast_dropout(weights.to(v.dtype), dropout) @ v)
 
 
 class AttentionCache:
