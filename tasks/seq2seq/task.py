@@ -15,7 +15,7 @@ from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.utils.files import write_text
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from modules.kernels.cross_entropy import IGNORE_INDEX, smoothed_losses
+from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
 from tasks.cli.text_io import format_output
@@ -32,7 +32,7 @@ from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import Picture, Table, render_picture
 from tasks.training.averaging import LastWeights
-from tasks.training.r_drop import check_r_drop, class_divergence, r_drop_loss
+from tasks.training.r_drop import check_r_drop, token_r_drop_loss
 from tasks.training.throughput import TokenCount
 
 PRINTED = 3  # translations of the test that a run prints at its end
@@ -88,8 +88,8 @@ class Seq2SeqTask(TextTask):
     Args:
         net: The network. Null sizes of vocabularies and lengths come from the data.
         label_smoothing: Probability mass spread over all tokens (Szegedy 2016); from 0, below 1.
-        r_drop: Weight of the divergence of two passes with dropout (Liang 2021, there 5); doubles
-            the time of a step, which then holds all logits; 0: one pass.
+        r_drop: Weight of the divergence of two passes with dropout (Liang 2021, there 5); it
+            doubles the time of a step; 0: one pass.
         decoding: How evaluation translates.
         average: Last validations whose mean weights are evaluated; these are also saved, and a
             checkpoint holds the weights of each (Vaswani 2017); null: none.
@@ -184,12 +184,10 @@ class Seq2SeqTask(TextTask):
         if not self.r_drop:
             return self.net.loss(self.net(*inputs), targets, self.label_smoothing)[0]
         counted = targets != IGNORE_INDEX  # (B, N)
-        log_p = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1, torch.float32)  # (S, V)
-        log_q = self.net.logits(self.net(*inputs)[counted]).log_softmax(-1, torch.float32)
-        targets = targets[counted]  # (S,)
-        loss1 = smoothed_losses(log_p, targets, self.label_smoothing).mean()
-        loss2 = smoothed_losses(log_q, targets, self.label_smoothing).mean()
-        return r_drop_loss(loss1, loss2, class_divergence(log_p, log_q), self.r_drop)
+        passes = self.net(*inputs)[counted], self.net(*inputs)[counted]  # (S, E) each
+        return token_r_drop_loss(
+            self.net.head, passes, targets[counted], self.label_smoothing, self.r_drop
+        )
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each ended before the length limit."""
