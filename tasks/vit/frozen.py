@@ -13,7 +13,7 @@ from tasks.vit.pretrained_base import Pretrained
 
 
 def image_data(model: Pretrained, saved: Options, given: Options) -> ImageData:
-    """Returns data with the size, the channels and the normalisation of a model's images.
+    """Returns data with the size, the channels and the preprocessing of a model's images.
 
     Args:
         model: Has a `normalisation`.
@@ -38,9 +38,10 @@ def image_data(model: Pretrained, saved: Options, given: Options) -> ImageData:
     config = model.config()
     require_same("image_size", given.get("image_size"), config.image_size)
     require_same("dataset.channels", dataset.get("channels"), config.channels)
-    own = {"channels": config.channels, "class_names": None, **model.normalisation}
+    own = {"channels": config.channels, "class_names": None, **model.preprocessing}
     saved = merge_options(saved, {"image_size": config.image_size, "dataset": own})
     data = build_from_options(ImageData, saved, given, "--data.")
+    data.crops_training = True
     data.prepare_data()
     return data
 
