@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from datamodules.sources.readers.labels import LabelledTables
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import path_fault, printable
+from datamodules.vision.decoding import ResizeAndCrop, resizing
 from datamodules.vision.image_datasets import (
     MemoryImages,
     StreamedImages,
@@ -90,6 +91,7 @@ class ImageData(ResumableDataModule):
     source: LabelledSource[Records]
     noun = "images"
     loading_section = "loading."
+    crops_training = False  # True: training images are prepared as those of evaluation
 
     def __init__(
         self,
@@ -107,6 +109,11 @@ class ImageData(ResumableDataModule):
         super().__init__(batch_size, loading.eval_batch_size, workers, loading.seed)
         if image_size is not None and image_size < 1:
             raise UsageError(f"--data.image_size is {image_size}, but must be at least 1.")
+        crop_pct = dataset.crop_pct
+        if crop_pct is not None and not 0 < crop_pct <= 1:
+            raise UsageError(
+                f"--data.dataset.crop_pct is {crop_pct}, but must be above 0 and at most 1."
+            )
         self.image_size = image_size
         self.skip_bad = skip_bad
         self.options = dataset
@@ -126,18 +133,20 @@ class ImageData(ResumableDataModule):
         targets = target_metadata(self.source)
         train = self._split("train")
         channels = self.options.channels or train.channels()
+        given = {name: value for name, value in asdict(self.options).items() if value is not None}
         return {
             **targets,
             "channels": channels,
             "image_size": self.image_size or train.common_size(channels, self.skip_bad),
+            **resizing(given),
         }
 
     def measure_metadata(self) -> dict[str, Any]:
         """Primitives that a checkpoint keeps.
 
         Returns:
-            those of `target_metadata`, channels, image_size (pixels), mean and std (per channel,
-            in [0, 1]).
+            those of `target_metadata`, channels, image_size (pixels), interpolation, crop_pct,
+            mean and std (per channel, in [0, 1]).
         """
         channels = self._layout["channels"]
         mean = self.options.mean
@@ -161,8 +170,9 @@ class ImageData(ResumableDataModule):
         """
         require_same("image_size", self.image_size, metadata["image_size"])
         require_same_targets(self.options, metadata)
-        for name in ("mean", "std"):
-            require_same(f"dataset.{name}", getattr(self.options, name), metadata[name])
+        stored = {"mean": metadata["mean"], "std": metadata["std"], **resizing(metadata)}
+        for name, value in stored.items():
+            require_same(f"dataset.{name}", getattr(self.options, name), value)
         self._metadata = dict(metadata)
         self._layout = self._metadata  # in place of the cached property's
         self.image_size = metadata["image_size"]
@@ -273,10 +283,13 @@ class ImageData(ResumableDataModule):
         labelled = split != "predict"
         channels = self._layout["channels"]
         size = self._layout["image_size"]
-        resize = self.image_size is not None
+        any_size = self.image_size is not None
+        prepare = ResizeAndCrop.of(self._layout)
+        if split == "train" and not self.crops_training:
+            prepare = replace(prepare, crop_pct=1.0)
         if len(records) * channels * size**2 > self.loading.memory_limit_mb * 2**20:
-            return StreamedImages(records, labelled, channels, size, self.skip_bad, resize)
-        pixels, good = decode_all(records, channels, size, resize, self.skip_bad)
+            return StreamedImages(records, labelled, channels, prepare, self.skip_bad, any_size)
+        pixels, good = decode_all(records, channels, prepare, any_size, self.skip_bad)
         if not good:
             raise DataError(
                 f"none of the {len(records)} image files can be read, such as {records.name(0)}."

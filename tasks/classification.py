@@ -174,7 +174,8 @@ class ClassifierTask(Task):
         return self.problem.metrics()
 
     def resolved_options(self) -> dict[str, Any]:
-        dataset = {name: self.metadata[name] for name in self.dataset_metadata}
+        names = [name for name in self.dataset_metadata if name in self.metadata]
+        dataset = {name: self.metadata[name] for name in names}
         return merge_options(super().resolved_options(), {"data": {"dataset": dataset}})
 
     def reset_media(self) -> None:

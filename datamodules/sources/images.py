@@ -22,6 +22,7 @@ from datamodules.sources.readers.tables import (
 from datamodules.utils.errors import DataError
 from datamodules.utils.files import printable
 from datamodules.utils.splits import stratified_split
+from datamodules.vision.decoding import InterpolationName
 from datamodules.vision.records import (
     IMAGE_ENDINGS,
     PixelRecords,
@@ -41,12 +42,17 @@ class DatasetOptions(SourceOptions):
         channels: Colour channels that images are converted to, 1 or 3; None: as the data are.
         mean: Of each channel, in [0, 1]; None: measured on the training images.
         std: Standard deviation of each channel, likewise.
+        interpolation: How images are resized; None: bilinear.
+        crop_pct: In evaluation and prediction, the shorter side is resized to image_size /
+            crop_pct, and image_size pixels in the centre are kept; None: 1.
     """
 
     image_column: str | None = None
     channels: int | None = None
     mean: list[float] | None = None
     std: list[float] | None = None
+    interpolation: InterpolationName | None = None
+    crop_pct: float | None = None
 
 
 class Digits(LabelledSource[Records]):

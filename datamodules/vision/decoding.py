@@ -1,14 +1,18 @@
 """From an encoded image file to a uint8 tensor of the wanted size."""
 
 import io
+import math
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+InterpolationName = Literal["bilinear", "bicubic"]
 # Pillow would read more, some by other programs.
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
@@ -87,16 +91,66 @@ def count_channels(data: bytes) -> int:
         return 1 if file.mode in ("1", "L", "LA") or file.mode.startswith("I") else 3
 
 
-def resize_and_crop(image: Tensor, size: int) -> Tensor:
-    """Resizes the shorter side, antialiased, and crops: uint8 (C, H, W) -> (C, size, size)."""
-    h, w = image.shape[-2:]
-    if (h, w) == (size, size):
-        return image
-    scale = size / min(h, w)
-    h = max(size, int(h * scale))
-    w = max(size, int(w * scale))
+@dataclass(frozen=True)
+class ResizeAndCrop:
+    """Brings images to the size of a network, in timm's words.
+
+    Args:
+        size: Side of the result, in pixels.
+        interpolation: How pixels are resized, antialiased; bicubic: the same pixels as Pillow's.
+        crop_pct: The shorter side is resized to floor(size / crop_pct), then the centre is cropped.
+    """
+
+    size: int
+    interpolation: InterpolationName = "bilinear"
+    crop_pct: float = 1.0
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> "ResizeAndCrop":
+        """As the images of a model are prepared, given its metadata."""
+        return cls(metadata["image_size"], **resizing(metadata))
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """uint8 (C, H, W) -> (C, size, size)."""
+        size = self.size
+        shorter = math.floor(size / self.crop_pct)
+        h, w = image.shape[-2:]
+        scale = shorter / min(h, w)
+        if (h, w) != (shorter, shorter):
+            h = max(shorter, int(h * scale))
+            w = max(shorter, int(w * scale))
+            image = RESIZE[self.interpolation](image, h, w)  # (C, h, w)
+        top = round((h - size) / 2)
+        left = round((w - size) / 2)
+        return image[:, top : top + size, left : left + size]
+
+
+def resizing(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`interpolation` and `crop_pct` of metadata; older ones lack them, and mean the defaults."""
+    return {
+        name: metadata.get(name, getattr(ResizeAndCrop, name))
+        for name in ("interpolation", "crop_pct")
+    }
+
+
+def resize_bilinear(image: Tensor, h: int, w: int) -> Tensor:
+    """Resizes with torch, at most one level of 255 off Pillow: uint8 (C, H, W) -> (C, h, w)."""
     # (C, H, W) -> (1, C, H, W) -> (C, h, w)
-    image = F.interpolate(image[None], (h, w), mode="bilinear", antialias=True)[0]
-    top = round((h - size) / 2)
-    left = round((w - size) / 2)
-    return image[:, top : top + size, left : left + size]
+    return F.interpolate(image[None], (h, w), mode="bilinear", antialias=True)[0]
+
+
+def resize_bicubic(image: Tensor, h: int, w: int) -> Tensor:
+    """Resizes with Pillow, as timm: uint8 (C, H, W) -> (C, h, w)."""
+    from PIL import Image
+
+    # (C, H, W) -> (H, W, C), or of one channel (H, W)
+    pixels = (image[0] if len(image) == 1 else image.permute(1, 2, 0)).numpy()
+    resized = Image.fromarray(pixels).resize((w, h), Image.Resampling.BICUBIC)
+    # (h, w) or (h, w, C) -> (h, w, C) -> (C, h, w)
+    return torch.from_numpy(np.array(resized).reshape(h, w, len(image))).permute(2, 0, 1)
+
+
+RESIZE: dict[InterpolationName, Callable[[Tensor, int, int], Tensor]] = {
+    "bilinear": resize_bilinear,
+    "bicubic": resize_bicubic,
+}

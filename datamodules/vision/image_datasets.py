@@ -12,6 +12,7 @@ from datamodules.utils.batching import epoch_permutation
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.progress import progress_bar
+from datamodules.vision.decoding import ResizeAndCrop
 from datamodules.vision.records import Records
 
 IMAGES_PER_JOB = 256  # that a thread decodes at a time
@@ -55,17 +56,17 @@ class StreamedImages:
         records: Records,
         labelled: bool,
         channels: int,
-        size: int,
+        prepare: ResizeAndCrop,
         skip_bad: bool,
-        resize: bool = True,
+        any_size: bool = True,
     ) -> None:
         self.records = records
         self.labels = records.labels if labelled else None
         self.names = [] if labelled else records.identifiers()[1]
         self.channels = channels
-        self.size = size
+        self.prepare = prepare
         self.skip_bad = skip_bad
-        self.resize = resize
+        self.any_size = any_size
 
     def __len__(self) -> int:
         return len(self.records)
@@ -76,7 +77,7 @@ class StreamedImages:
         skipped = []
         for i in indices:
             try:
-                image = self.records.image_of_size(i, self.channels, self.size, self.resize)
+                image = self.records.prepared(i, self.channels, self.prepare, self.any_size)
                 images.append(image)
                 good.append(i)
             except (DataError, UsageError) as error:
@@ -106,23 +107,24 @@ def _labels_or_paths(labels: Tensor | None, names: Sequence[str], index: Tensor)
 
 
 def decode_all(
-    records: Records, channels: int, size: int, resize: bool, skip_bad: bool
+    records: Records, channels: int, prepare: ResizeAndCrop, any_size: bool, skip_bad: bool
 ) -> tuple[Tensor, list[int]]:
     """Decodes a whole split in threads.
 
-    Images of another size are resized, or without `resize` refused; unreadable ones are left out
+    Images of another size are resized, or without `any_size` refused; unreadable ones are left out
     with `skip_bad`, instead of stopping at the first.
 
     Returns:
         Pixels uint8 (S, C, size, size), and the indices of the S images that were read.
     """
+    size = prepare.size
     pixels = torch.empty(len(records), channels, size, size, dtype=torch.uint8)
     bad: set[int] = set()
 
     def decode_some(indices: range) -> int:
         for i in indices:
             try:
-                pixels[i] = records.image_of_size(i, channels, size, resize)
+                pixels[i] = records.prepared(i, channels, prepare, any_size)
             except DataError:
                 if not skip_bad:
                     raise

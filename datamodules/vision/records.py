@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import printable, read_bytes
-from datamodules.vision.decoding import TooManyPixels, count_channels, decode, resize_and_crop
+from datamodules.vision.decoding import ResizeAndCrop, TooManyPixels, count_channels, decode
 
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -51,16 +51,20 @@ class Records:
         """Decoded image i, uint8 (C, H, W)."""
         return decode(self.read(i), channels)
 
-    def image_of_size(self, i: int, channels: int, size: int, resize: bool = True) -> Tensor:
+    def prepared(
+        self, i: int, channels: int, prepare: ResizeAndCrop, any_size: bool = True
+    ) -> Tensor:
         """Decoded image i, uint8 (C, size, size).
 
         Raises `DataError` if the file is corrupt, missing or not an image; the sentence names it;
-        `UsageError` if it has another size and may not be resized.
+        without `any_size`, `UsageError` if the file has another size.
         """
+        size = prepare.size
         try:
             image = self.image(i, channels)
-            if resize:
-                image = resize_and_crop(image, size)
+            h, w = image.shape[-2:]
+            if any_size or (h, w) == (size, size):
+                return prepare(image)
         except Exception as error:  # each decoder has its own kinds
             fault = f"is not a readable image ({_reason(error)}): remove it"
             if isinstance(error, TooManyPixels):
@@ -73,12 +77,9 @@ class Records:
             raise DataError(
                 f"{self.name(i)} {fault}, or leave such files out with --data.skip_bad true."
             ) from error
-        h, w = image.shape[-2:]
-        if (h, w) != (size, size):
-            raise UsageError(
-                f"{self.name(i)} is {w} x {h} pixels, not {size} x {size}: add --data.image_size N."
-            )
-        return image
+        raise UsageError(
+            f"{self.name(i)} is {w} x {h} pixels, not {size} x {size}: add --data.image_size N."
+        )
 
     def common_size(self, channels: int, skip_bad: bool) -> int:
         """Side of the first readable image, for data whose images all have one size.
@@ -92,7 +93,7 @@ class Records:
             except Exception:
                 if skip_bad:
                     continue
-                self.image_of_size(i, channels, 1)  # fails again, and says why
+                self.prepared(i, channels, ResizeAndCrop(1))  # fails again, and says why
                 raise
             if h != w:
                 raise UsageError(

@@ -204,7 +204,8 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
 
     Args:
         config: Of our model.
-        metadata: Of its data: problem_type, class_names, mean and std of each channel in [0, 1].
+        metadata: Of its data: problem_type, class_names, mean and std of each channel in [0, 1],
+            interpolation and crop_pct.
 
     Raises:
         ValueError: timm has no such model, with the option.
@@ -255,8 +256,8 @@ def write_settings(
             "num_classes": config.num_classes,
             "input_size": [config.channels, config.image_size, config.image_size],
             "fixed_input_size": True,
-            "interpolation": "bilinear",
-            "crop_pct": 1.0,
+            "interpolation": metadata["interpolation"],
+            "crop_pct": metadata["crop_pct"],
             "crop_mode": "center",
             "mean": metadata["mean"],
             "std": metadata["std"],

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from datamodules.vision.decoding import ResizeAndCrop
 from datamodules.vision.records import IMAGE_ENDINGS, Records
 from modules.config import require
 from tasks.checkpoints.exporting import new_file
@@ -82,4 +83,5 @@ def read_images(model: PixelModel, path: str | None) -> Tensor | None:
     count = len(files)
     records = Records(files, torch.zeros(count, dtype=torch.int64), torch.arange(count))
     channels = model.metadata["channels"]
-    return torch.stack([records.image_of_size(i, channels, model.size) for i in range(count)])
+    prepare = ResizeAndCrop.of(model.metadata)
+    return torch.stack([records.prepared(i, channels, prepare) for i in range(count)])

@@ -38,9 +38,9 @@ def find_model(source: str) -> Pretrained:
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and, if known, the normalisation of `--model.pretrained SOURCE`."""
+    """Returns the network and, if known, the preprocessing of `--model.pretrained SOURCE`."""
     model = find_model(source)
-    data = {"dataset": model.normalisation} if model.normalisation else {}
+    data = {"dataset": model.preprocessing} if model.normalisation else {}
     return {"model": {"net": asdict(model.config())}, "data": data}
 
 
@@ -79,7 +79,7 @@ def with_weights(folder: Path, source: str, option: str) -> tuple[MaskedAutoenco
         require(has_decoder, f"it has no decoder: train one from it with {PRETRAINED}")
         load_weights(net, weights)
     sizes = {"channels": config.channels, "image_size": config.image_size}
-    return net, {**sizes, **model.normalisation}
+    return net, {**sizes, **model.preprocessing}
 
 
 class HuggingFaceAutoencoder(HuggingFaceModel):

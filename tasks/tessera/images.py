@@ -1,7 +1,7 @@
 """Image classification and masked autoencoders in Python."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.random_numbers import rand_of_seeds
 from datamodules.vision.augment import normalise
-from datamodules.vision.decoding import TooManyPixels, decode, pixels_of, resize_and_crop
+from datamodules.vision.decoding import ResizeAndCrop, TooManyPixels, decode, pixels_of
 from datamodules.vision.views import VIEWS, ViewsName, average_over_views
 from modules.models.images import ImageNet
 from modules.models.mae import MaskedAutoencoder
@@ -56,8 +56,9 @@ class Reconstruction(NamedTuple):
     reconstructed: Tensor
 
 
-def read_pixels(image: Any, channels: int, size: int) -> Tensor:
+def read_pixels(image: Any, metadata: Mapping[str, Any]) -> Tensor:
     """Pixels of what `ImageModel` takes as an image, uint8 (C, S, S)."""
+    channels = metadata["channels"]
     if isinstance(image, str | os.PathLike):
         pixels = decode_image(content_of(image), channels, str(image))
     elif isinstance(image, bytes):
@@ -66,17 +67,17 @@ def read_pixels(image: Any, channels: int, size: int) -> Tensor:
         pixels = pixels_of(image, channels)
     else:
         pixels = pixels_of_array(image, channels)
-    return resize_and_crop(pixels, size)
+    return ResizeAndCrop.of(metadata)(pixels)
 
 
 class ImageModel(Model):
     """A model of images.
 
     An image is a path, the bytes of a file, an image of Pillow, or uint8 values: an array (H, W) or
-    (H, W, C), or a tensor (H, W) or (C, H, W). Its shorter side is resized to the model's image
-    size, then the centre is cropped. Methods take one image, or a list, a column of a table or an
-    array of images, (S, H, W, C); an array with three axes is one image, so give grey images as
-    (S, H, W, 1), or as a list.
+    (H, W, C), or a tensor (H, W) or (C, H, W). Its shorter side is resized, then the centre is
+    cropped, as image_size, interpolation and crop_pct in `metadata` say. Methods take one image, or
+    a list, a column of a table or an array of images, (S, H, W, C); an array with three axes is one
+    image, so give grey images as (S, H, W, 1), or as a list.
     """
 
     net: ViTEncoder | Swin
@@ -142,7 +143,7 @@ class ImageModel(Model):
 
     def pixels(self, image: Any) -> Tensor:
         """Pixels of one image as the network sees them, but not normalised, uint8 (C, S, S)."""
-        return read_pixels(image, self.metadata["channels"], self.metadata["image_size"])
+        return read_pixels(image, self.metadata)
 
 
 class ImageClassifier(ImageModel, Classifier):

@@ -126,7 +126,7 @@ class ImageGenerator(Model):
     def _pixels(self, image: Any) -> Tensor:
         """Pixels of one image of the network's size, uint8 (1, C, S, S)."""
         check_single(is_image(image), image, "image")
-        return read_pixels(image, self.metadata["channels"], self.model.size)[None]
+        return read_pixels(image, self.metadata)[None]
 
 
 def sampling(count: int, options: SamplingOptions) -> PixelSampling:

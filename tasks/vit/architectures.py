@@ -20,7 +20,7 @@ from tasks.vit.pretrained_base import Pretrained
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and, if known, the normalisation of `--model.pretrained SOURCE`."""
+    """Returns the network and, if known, the preprocessing of `--model.pretrained SOURCE`."""
     model = find_model(source)
     config = model.config()
     config = conversion(config).for_new_sizes(config)
@@ -32,7 +32,7 @@ def pretrained_options(source: str) -> Options:
             del net["stack"][name]
     # Grey weights may be named after a model of colour images: the data tell their mean, then.
     fits = len(model.normalisation.get("mean", ())) == config.channels
-    data = {"dataset": model.normalisation} if fits else {}
+    data = {"dataset": model.preprocessing} if fits else {}
     return {"model": {"net": net}, "data": data}
 
 

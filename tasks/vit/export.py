@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from datamodules.utils.files import write_text
 from datamodules.vision.augment import normalise
+from datamodules.vision.decoding import resizing
 from modules.models.images import IMAGE_PRESETS, ImageConfig, ImageNet
 from modules.pretrained.images import conversion
 from tasks.checkpoints.exporting import (
@@ -48,6 +49,7 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     checkpoint = read_checkpoint(ckpt_path, "vit")
     net = load_image_net(checkpoint)
     metadata = with_numbers_in_units(net, checkpoint[KEY]["metadata"])
+    metadata = metadata | resizing(metadata)
     new = new_folder if format == "timm" else new_file
     with new(target) as partial:
         hint = WRITERS[format](net, metadata, partial)
@@ -110,14 +112,15 @@ def write_onnx(net: ImageNet, metadata: dict[str, Any], path: Path) -> str:
 def preprocessing(config: ImageConfig, metadata: dict[str, Any]) -> dict[str, Any]:
     """What `predict` does to a picture, as a graph's metadata tell it; in timm's words.
 
-    Convert it to `mode` (of Pillow), resize its shorter side to the size of the input and crop the
-    centre, multiply by `scale`. The graph itself normalises by `mean` and `std`.
+    Convert it to `mode` (of Pillow), resize its shorter side to floor(size of the input /
+    `crop_pct`), crop the centre, and multiply by `scale`. The graph itself normalises by `mean` and
+    `std`.
     """
     return {
         "mode": "L" if config.channels == 1 else "RGB",
         "input_size": [config.channels, config.image_size, config.image_size],
-        "interpolation": "bilinear",  # antialiased, as Pillow's
-        "crop_pct": 1.0,
+        "interpolation": metadata["interpolation"],  # antialiased, as Pillow's
+        "crop_pct": metadata["crop_pct"],
         "crop_mode": "center",
         "scale": 1 / 255,
         "normalized_by_graph": True,

@@ -13,11 +13,12 @@ from tasks.options import Options, accepted_options, build_from_options, merge_o
 
 
 def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Options) -> ImageData:
-    """Returns data with the size, the channels and the normalisation of a model's images.
+    """Returns data with the size, the channels and the preprocessing of a model's images.
 
     Args:
         named: The option and the model, for messages.
-        own: `image_size`, `channels` and, if they are known, `mean` and `std` of the model.
+        own: `image_size`, `channels` and what is known of `mean`, `std`, `interpolation` and
+            `crop_pct` of the model.
         saved: Options `--data` of a training; {}: none are known.
         given: Those on the command line, which take precedence; another path or source takes the
             place of the saved ones.
@@ -38,9 +39,11 @@ def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Option
     size = own["image_size"]
     require_same("image_size", given.get("image_size"), size)
     require_same("dataset.channels", dataset.get("channels"), own["channels"])
-    known = {name: own[name] for name in ("channels", "mean", "std") if name in own}
+    names = ("channels", "mean", "std", "interpolation", "crop_pct")
+    known = {name: own[name] for name in names if name in own}
     saved = merge_options(saved, {"image_size": size, "dataset": {**known, "class_names": None}})
     data = build_from_options(ImageData, saved, given, "--data.")
+    data.crops_training = True
     data.prepare_data()
     return data
 

@@ -18,9 +18,10 @@ from tasks.checkpoints.pretrained import (
     weight_files,
 )
 from tasks.checkpoints.reading import best_checkpoint
-from tasks.errors import DataError, UsageError, unknown_name
+from tasks.errors import DataError, UsageError, unknown_name, usage_errors
 from tasks.options import Options
 from tasks.problems import external_targets
+from tasks.vit.pretrained_base import checked_resizing
 from tasks.vit.pretrained_timm import TimmFiles, imagenet_classes, timm_model
 
 
@@ -33,6 +34,7 @@ class Found(NamedTuple):
         num_classes: Their number K.
         shape: Channels, height and width of its images.
         mean, std: Of each channel, of pixels in [0, 1].
+        resizing: `interpolation` and `crop_pct`; {}: the defaults.
         targets: The metadata of `tasks.problems.external_targets`.
     """
 
@@ -42,6 +44,7 @@ class Found(NamedTuple):
     shape: tuple[int, int, int]
     mean: list[float]
     std: list[float]
+    resizing: Options = {}
     targets: Options = external_targets("single_label_classification")
 
     @property
@@ -53,6 +56,7 @@ class Found(NamedTuple):
             "image_size": self.shape[1],
             "mean": self.mean,
             "std": self.std,
+            **self.resizing,
             **self.targets,
         }
 
@@ -127,8 +131,11 @@ def from_timm(
     if not net.num_classes:
         raise UsageError(f"{named} has no classifier: give another model")
     known = [list(one) for one in names if one]
+    with usage_errors(named):
+        resizing = checked_resizing(cfg["interpolation"], cfg["crop_pct"])
     shape = tuple(cfg["input_size"])
-    return Found(net, known, net.num_classes, shape, list(cfg["mean"]), list(cfg["std"]))
+    mean, std = (list(cfg[name]) for name in ("mean", "std"))
+    return Found(net, known, net.num_classes, shape, mean, std, resizing)
 
 
 def find_torchvision(source: str, option: str) -> Found:
@@ -157,9 +164,11 @@ def find_torchvision(source: str, option: str) -> Found:
     names = [*imagenet_classes(len(categories)), distinct(categories, range(len(categories)))]
     known_names = [list(one) for one in names if one]
     shape = (len(transforms.mean), side, side)
-    return Found(
-        net, known_names, len(categories), shape, list(transforms.mean), list(transforms.std)
-    )
+    mean, std = list(transforms.mean), list(transforms.std)
+    interpolation = transforms.interpolation.value  # such as "bilinear"
+    with usage_errors(f"{option} {source}"):
+        resizing = checked_resizing(interpolation, side / transforms.resize_size[0])
+    return Found(net, known_names, len(categories), shape, mean, std, resizing)
 
 
 LIBRARIES: dict[str, Callable[[str, str], Found]] = {

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from datamodules.sources import ProblemType
 from datamodules.utils.files import parse_object
+from datamodules.vision.decoding import resizing
 from modules.config import require
 from modules.models.images import ImageConfig, config_class
 from modules.models.mae import MAEConfig
@@ -35,10 +36,11 @@ from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.problems import external_targets
 from tasks.vit.networks import load_image_config
-from tasks.vit.pretrained_base import Pretrained
+from tasks.vit.pretrained_base import Pretrained, checked_resizing
 from tasks.vit.pretrained_timm import TimmFiles, TimmModel
 
 PREPROCESSOR = "preprocessor_config.json"
+RESAMPLE = {"bilinear": 2, "bicubic": 3}  # Pillow's numbers, in that file
 DECODER = "decoder."  # begins the names of weights that only a masked autoencoder has
 
 
@@ -85,6 +87,7 @@ class HuggingFaceModel(Pretrained):
             settings = read_settings(path, PREPROCESSOR, option)
             with self.errors(f": {PREPROCESSOR}"):
                 self.normalisation = read_normalisation(settings)
+                self.resizing = read_resizing(settings)
 
     def config(self) -> ViTConfig:
         return self.folder.config
@@ -112,6 +115,32 @@ def read_normalisation(settings: Options) -> dict[str, list[float]]:
         name: check_value(list[float], settings.get(f"image_{name}") or standard, f"image_{name}")
         for name in ("mean", "std")
     }
+
+
+def read_resizing(settings: Options) -> Options:
+    """Returns interpolation and crop_pct of a preprocessor_config.json.
+
+    Raises `ValueError` if it names another interpolation, or no sizes for its crop.
+    """
+    number = check_value(int | None, settings.get("resample"), "resample")
+    number = RESAMPLE["bilinear"] if number is None else number
+    names = {number: name for name, number in RESAMPLE.items()}
+    require(number in names, f"resample is {number}, but must be 2 (bilinear) or 3 (bicubic).")
+    crop_pct = settings.get("crop_pct")
+    if crop_pct is None and settings.get("do_center_crop"):
+        fraction = read_side(settings, "crop_size") / read_side(settings, "size")
+        crop_pct = math.floor(fraction * 1e4) / 1e4  # rounded up, it could mean one pixel less
+    return checked_resizing(names[number], 1.0 if crop_pct is None else crop_pct)
+
+
+def read_side(settings: Options, name: str) -> int:
+    """Returns a size of a preprocessor_config.json, in pixels; `ValueError` if it is none."""
+    size = settings.get(name)
+    if isinstance(size, Mapping):
+        size = size.get("shortest_edge", size.get("height"))
+    side: int = check_value(int, size, name)
+    require(side > 0, f"{name} is {side}, but must be at least 1.")
+    return side
 
 
 class OwnWeights(Pretrained):
@@ -148,6 +177,7 @@ class RunCheckpoint(OwnWeights):
         metadata = self.checkpoint[KEY]["metadata"]
         self.class_names = metadata["class_names"]
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
+        self.resizing = resizing(metadata)
         self.targets = {name: metadata[name] for name in self.targets}
         self.data = self.checkpoint[KEY]["config"]["data"]
 
@@ -176,6 +206,7 @@ class ExportedFile(OwnWeights):
             self.normalisation = {
                 name: check_value(list[float], metadata.get(name), name) for name in ("mean", "std")
             }
+            self.resizing = checked_resizing(**resizing(metadata))
             kinds = {"problem_type": ProblemType, "target_mean": float, "target_std": float}
             self.targets = {
                 name: check_value(kind, metadata.get(name), name) for name, kind in kinds.items()

@@ -3,10 +3,13 @@
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from functools import cached_property
+from typing import Any
 
+from datamodules.vision.decoding import InterpolationName
 from modules.config import require
 from modules.models.images import ImageConfig
 from modules.pretrained.weights import CLASSIFIERS
+from modules.schema import check_value
 from tasks.checkpoints.weights import State
 from tasks.errors import usage_errors
 from tasks.options import Options
@@ -26,6 +29,7 @@ class Pretrained(ABC):
         class_names: Class of each row of the classifier; None: not known.
         titles: Unique readable names of the classes; None: as `class_names`.
         normalisation: `mean` and `std`, each with a number for each channel; {}: not known.
+        resizing: `interpolation` and `crop_pct`; {}: not known.
         targets: The metadata of `tasks.problems.external_targets`.
         data: Options `--data` of its training; {}: not known.
     """
@@ -40,6 +44,7 @@ class Pretrained(ABC):
         self.source = source
         self.option = option
         self.normalisation = {}
+        self.resizing: Options = {}
         self.data: Options = {}
         self.targets = external_targets("single_label_classification")
 
@@ -48,15 +53,20 @@ class Pretrained(ABC):
         """The option and the source, for messages."""
         return f"{self.option} {self.source}"
 
+    @property
+    def preprocessing(self) -> Options:
+        """What is known of how its images are prepared, as options `--data.dataset`."""
+        return {**self.normalisation, **self.resizing}
+
     @abstractmethod
     def config(self) -> ImageConfig:
         """Returns the config of the model; `num_classes` is null if there is no classifier."""
 
     def image_metadata(self) -> Options:
-        """Size, channels and, if it is known, normalisation of the images, as in a checkpoint."""
+        """Size, channels and, if it is known, preprocessing of the images, as in a checkpoint."""
         config = self.config()
         sizes = {"channels": config.channels, "image_size": config.image_size}
-        return {**sizes, **self.normalisation}
+        return {**sizes, **self.preprocessing}
 
     @abstractmethod
     def read(self) -> State:
@@ -93,6 +103,14 @@ class Pretrained(ABC):
     def errors(self, what: str = "") -> AbstractContextManager[None]:
         """Turns a `ValueError` about the source into a `UsageError`; `what` follows its name."""
         return usage_errors(f"{self.named}{what}")
+
+
+def checked_resizing(interpolation: Any, crop_pct: Any) -> Options:
+    """Returns both by name; raises `ValueError` if one is of another type or out of range."""
+    check_value(InterpolationName, interpolation, "interpolation")
+    check_value(float, crop_pct, "crop_pct")
+    require(0 < crop_pct <= 1, f"crop_pct is {crop_pct}, but must be above 0 and at most 1.")
+    return {"interpolation": interpolation, "crop_pct": crop_pct}
 
 
 def check_grid(saved: ImageConfig, config: ImageConfig) -> None:

@@ -21,7 +21,7 @@ from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat
 from tasks.problems import external_targets
 from tasks.training.distillation import TEACHER
-from tasks.vit.pretrained_base import Pretrained
+from tasks.vit.pretrained_base import Pretrained, checked_resizing
 
 
 class TimmModel(Pretrained):
@@ -37,6 +37,8 @@ class TimmModel(Pretrained):
         self.class_names, self.titles = imagenet_classes(model.num_classes)
         cfg = model.pretrained_cfg
         self.normalisation = {name: list(cfg[name]) for name in ("mean", "std")}
+        with self.errors():
+            self.resizing = checked_resizing(cfg["interpolation"], cfg["crop_pct"])
 
     def config(self) -> ImageConfig:
         return self.base
@@ -83,7 +85,7 @@ class TimmFiles(Pretrained):
         self.is_described = self.base is not None
 
     def read_classes(self, settings: Options) -> None:
-        """Reads classes and normalisation; raises `ValueError` if an entry is of another type."""
+        """Reads classes and preprocessing; raises `ValueError` if an entry is of another type."""
         check_value(Options | None, settings.get("model_args"), "model_args")
         cfg = check_value(Options, settings.get("pretrained_cfg", settings), "pretrained_cfg")
         cfg = cfg | settings  # entries of the outer level win
@@ -91,6 +93,8 @@ class TimmFiles(Pretrained):
             self.normalisation = {
                 name: check_value(list[float], cfg[name], name) for name in ("mean", "std")
             }
+        interpolation = cfg.get("interpolation") or "bicubic"  # timm's own defaults
+        self.resizing = checked_resizing(interpolation, cfg.get("crop_pct") or 0.875)
         kind = check_value(ProblemType | None, settings.get("problem_type"), "problem_type")
         self.targets = external_targets(kind or "single_label_classification")
         names = check_value(list[str] | Options | None, cfg.get("label_names"), "label_names")
@@ -125,6 +129,8 @@ class TimmFiles(Pretrained):
         cfg = timm.get_pretrained_cfg(tagged if timm.is_model_pretrained(tagged) else self.name)
         if self.base is not None and not settings and cfg is not None:
             self.normalisation = {"mean": list(cfg.mean), "std": list(cfg.std)}
+            with self.errors():
+                self.resizing = checked_resizing(cfg.interpolation, cfg.crop_pct)
 
     def read(self) -> State:
         state: State = {}

@@ -49,7 +49,7 @@ class ViTTask(ImageTask, ClassifierTask):
     """
 
     name = "vit"
-    dataset_metadata = ("class_names", "mean", "std")
+    dataset_metadata = ("class_names", "mean", "std", "interpolation", "crop_pct")
     teacher: "ImageTeacher | None"
 
     def __init__(

@@ -73,4 +73,5 @@ def find_ours(source: str) -> Found:
     shape = (metadata["channels"], size, size)
     names = [list(names) for names in (model.class_names, model.titles) if names]
     classes = len(metadata["class_names"])
-    return Found(net, names, classes, shape, metadata["mean"], metadata["std"], model.targets)
+    mean, std = metadata["mean"], metadata["std"]
+    return Found(net, names, classes, shape, mean, std, model.resizing, model.targets)

@@ -93,7 +93,9 @@ def test_an_export_to_timm_loads_there_and_here(option: str, value: Any) -> None
     net = randomise(changed(option, value))
     names = [str(number) for number in range(net.config.num_classes or 0)]
     channels = net.config.channels or 0
-    metadata = {**TARGETS, "class_names": names, "mean": [0.25] * channels, "std": [0.5] * channels}
+    data = {"mean": [0.25] * channels, "std": [0.5] * channels}
+    data |= {"interpolation": "bicubic", "crop_pct": 0.8}
+    metadata = {**TARGETS, **data, "class_names": names}
     Path("out").mkdir()
     hint = write_timm(net, metadata, Path("out"))
     code = hint.format(file="out")  # as a user would paste it
@@ -101,11 +103,11 @@ def test_an_export_to_timm_loads_there_and_here(option: str, value: Any) -> None
     assert difference(net, theirs) <= 1e-5
     found = timm.data.resolve_model_data_config(theirs)
     assert found["input_size"] == (channels, net.config.image_size, net.config.image_size)
-    assert [*found["mean"]] == metadata["mean"] and [*found["std"]] == metadata["std"]
-    assert found["crop_pct"] == 1 and found["interpolation"] == "bilinear"  # as we resize images
+    assert [*found["mean"]] == data["mean"] and [*found["std"]] == data["std"]
+    assert found["crop_pct"] == 0.8 and found["interpolation"] == "bicubic"
     assert [*theirs.pretrained_cfg["label_names"]] == names
     options = pretrained_options("out")
-    assert options["data"]["dataset"] == {"mean": metadata["mean"], "std": metadata["std"]}
+    assert options["data"]["dataset"] == data
     back = ViT(from_dict(ViTConfig, options["model"]["net"] | {"num_classes": len(names)})).eval()
     load_pretrained(back, "out", {**TARGETS, "class_names": names})
     assert difference(back, theirs) <= 1e-5

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from datamodules.vision.decoding import decode, resize_and_crop
+from datamodules.vision.decoding import ResizeAndCrop, decode
 from tests.helpers.images import random_image
 
 
@@ -41,4 +41,15 @@ def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
     image = torch.randint(256, (3, *shape), dtype=torch.uint8)
     resized = v2.functional.resize(image, [12], antialias=True)
     expected = v2.functional.center_crop(resized, [12, 12])
-    assert (resize_and_crop(image, 12).int() - expected.int()).abs().max() <= 1
+    assert (ResizeAndCrop(12)(image).int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("size", [(30, 20), (20, 31), (12, 12), (13, 13)])
+def test_bicubic_pixels_and_crops_are_those_of_pillow_and_torchvision(
+    size: tuple[int, int], mode: str
+) -> None:
+    image = random_image(0, size, mode)
+    theirs = v2.Compose([v2.Resize(13, v2.InterpolationMode.BICUBIC), v2.CenterCrop(12)])
+    ours = ResizeAndCrop(12, "bicubic", 0.9)(v2.functional.pil_to_tensor(image))
+    assert torch.equal(ours, v2.functional.pil_to_tensor(theirs(image)))

@@ -1,6 +1,7 @@
 """Exported models: other programs give the same logits; what cannot be written leaves nothing."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -89,7 +90,8 @@ def preprocessed(path: str, settings: dict[str, Any]) -> np.ndarray:
     channels, _, size = settings["input_size"]
     image = ImageOps.exif_transpose(Image.open(path)).convert(settings["mode"])
     shorter = min(image.size)
-    width, height = (side * size // shorter for side in image.size)
+    resized = math.floor(size / settings["crop_pct"])
+    width, height = (side * resized // shorter for side in image.size)
     filters = Image.Resampling[settings["interpolation"].upper()]
     image = image.resize((width, height), filters)
     left = round((width - size) / 2)
@@ -108,6 +110,8 @@ def test_onnx_on_a_picture(mode: str, console: Console) -> None:
     grey = "--model.net.channels 1 " if mode == "L" else ""
     net = "--model.net.image_size 16 --model.net.patch_size 4 --model.net.stack.width 32"
     line = f"fit --data.path data {grey}{net} --model.net.stack.heads 2 --model.optimizer.lr 3e-3"
+    if mode == "RGB":
+        line += " --data.dataset.interpolation bicubic --data.dataset.crop_pct 0.8"
     line += " --data.batch_size 4 --trainer.max_epochs 20 --trainer.limit_test_batches 0"
     console.printed(f"{line} --run_dir r")
     out, _ = console.printed("export --ckpt_path r --format onnx --output out.onnx")

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from datamodules.images import ImageData
+from datamodules.sources.images import DatasetOptions
 from datamodules.vision.augment import normalise
 from tests.helpers.command import Console, run
 from tests.helpers.results import table
@@ -74,7 +75,7 @@ def test_other_data_are_tested_whole(best: Path, console: Console) -> None:
 def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
     """It reads larger images, with its own mean and standard deviation."""
     net = timm.create_model("test_resnet", num_classes=10, in_chans=1)
-    net.pretrained_cfg.update(mean=[0.3], std=[0.4], input_size=[1, 32, 32])
+    net.pretrained_cfg.update(mean=[0.3], std=[0.4], input_size=[1, 32, 32], crop_pct=0.8)
     digits = [*"0123456789"]
     more = {"label_names": digits, "pretrained_cfg": {**net.pretrained_cfg, "label_names": digits}}
     timm.models.save_for_hf(net, "cnn", model_config=more, safe_serialization=True)
@@ -86,7 +87,9 @@ def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
         net.eval()(torch.zeros(1, 1, 32, 32))
     assert int(theirs["flop_forward"]) == counter.get_total_flops()
     assert theirs["image_size"] == "32" and ours["image_size"] == "8"
-    data = ImageData(image_size=32)
+    cfg = net.pretrained_cfg
+    options = DatasetOptions(interpolation=cfg["interpolation"], crop_pct=cfg["crop_pct"])
+    data = ImageData(image_size=32, dataset=options)
     data.setup("test")
     digits_32 = data.dataset("test")[[*range(359)]]
     with torch.no_grad():

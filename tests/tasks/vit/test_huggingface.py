@@ -142,6 +142,9 @@ def test_without_a_preprocessor() -> None:
     ("preprocessor_config.json", {"do_normalize": False}, "do_normalize"),
     ("preprocessor_config.json", {"image_mean": "a"}, "image_mean"),
     ("preprocessor_config.json", {"image_std": [0.5]}, "std"),
+    ("preprocessor_config.json", {"resample": 1}, "resample"),
+    ("preprocessor_config.json", {"crop_pct": 0}, "crop_pct"),
+    ("preprocessor_config.json", {"do_center_crop": True, "crop_size": None}, "crop_size"),
 ])  # fmt: skip
 def test_folders_that_are_refused(
     file: str, entries: dict[str, Any], named: str, console: Console

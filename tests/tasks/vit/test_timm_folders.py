@@ -86,6 +86,9 @@ def test_training_from_a_folder(theirs: Any, console: Console) -> None:
     (lambda settings: settings["pretrained_cfg"].update(mean=["a"]), "mean"),
     (lambda settings: settings["pretrained_cfg"].update(mean=[0.5]), "mean"),
     (lambda settings: settings["pretrained_cfg"].pop("std"), "standard deviation"),
+    (lambda settings: settings["pretrained_cfg"].update(crop_pct=1.5), "crop_pct"),
+    (lambda settings: settings["pretrained_cfg"].update(crop_pct="a"), "crop_pct"),
+    (lambda settings: settings["pretrained_cfg"].update(interpolation="box"), "interpolation"),
     (lambda settings: settings.update(label_names=[1, 2]), "label_names"),
     (lambda settings: settings.update(model_args=[1, 2]), "model_args"),
 ])  # fmt: skip
