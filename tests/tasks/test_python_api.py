@@ -203,7 +203,7 @@ def test_texts_are_generated_as_by_the_command(
         model.generate("The", letter, temperature=0.0, max_new_tokens=9)
         == text.partition(letter)[0]
     )
-    for option in ({"num_beams": 2}, {"num_samples": 2}, {"nonsense": 1}):
+    for option in ({"num_beams": 2}, {"samples": 2}, {"nonsense": 1}):
         with pytest.raises(UsageError, match=next(iter(option))):
             model.generate("The", **option)
     line = f"score --ckpt_path {ckpt} --input {runs / 'texts/0.txt'} --stride 3 --json"
