@@ -188,8 +188,9 @@ class PredictionFile:
     """Where and how predictions are written.
 
     Args:
-        path: The file: .csv, .jsonl (an object per line, with the probabilities in one of its own)
-            or .parquet. Its folder is created if it does not exist.
+        path: The file: .csv, .jsonl (an object per line, with the probabilities in one of its
+            own), .json (a list of such objects) or .parquet. Its folder is created if it does not
+            exist.
         top_k: Write the k most likely classes with their probabilities; None: the most likely
             class and the probabilities of all.
         key: Of the checkpoint and the options, as `tasks.distributed.predicting.fingerprint`, if a
@@ -243,12 +244,12 @@ class PredictionFile:
         """
         make_folder(self.path.parent, "--output")
         pairs = zip(samples, found, strict=True)
-        if self.path.suffix == ".jsonl":
+        if self.path.suffix in (".json", ".jsonl"):
             entries = [{column: sample, **one.entry(self.top_k)} for sample, one in pairs]
             for name, cells in others.items():
                 for entry, cell in zip(entries, cells, strict=True):
                     entry.setdefault(name, cell)
-            write_json_lines(self.path, entries)
+            write_json(self.path, entries)
         else:
             rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
             header = unique_names([name for name, _ in rows[0]])
@@ -283,10 +284,13 @@ WRITERS: dict[str, Callable[[Path, Sequence[str], Sequence[Sequence[Any]], Colum
     ".csv": write_csv,
     ".parquet": write_parquet,
 }
-FORMATS = (".csv", ".jsonl", ".parquet")
+FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 
 
-def write_json_lines(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+def write_json(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Writes an object per line; in a .json file they are a list."""
     # Dates and the like of other columns become text.
-    lines = [json.dumps(entry, ensure_ascii=False, default=str) + "\n" for entry in entries]
-    write_text(path, "".join(lines))
+    lines = [json.dumps(entry, ensure_ascii=False, default=str) for entry in entries]
+    is_list = path.suffix == ".json"
+    text = ",\n".join(lines) if is_list else "\n".join(lines)
+    write_text(path, f"[\n{text}\n]\n" if is_list else f"{text}\n")

@@ -300,6 +300,8 @@ class MultiLabel(Problem):
         write_csv(folder / f"{prefix}report.csv", LABEL_REPORT, label_report(samples, self.names))
         with replacing(folder / f"{prefix}roc.png") as partial:
             draw_roc(samples.predictions.cpu(), samples.labels.cpu(), self.names, partial)
+        with replacing(folder / f"{prefix}calibration.png") as partial:
+            draw_calibration(samples.predictions.cpu(), samples.labels.cpu(), partial)
 
     def balanced_weights(self, counts: Tensor, samples: int) -> Tensor:
         """Samples without the label / samples with it."""

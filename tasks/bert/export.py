@@ -71,7 +71,7 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
     net = load_network(checkpoint, BertConfig, build)
     metadata = with_numbers_in_units(net, saved["metadata"])
     convert = partial(to_huggingface, metadata=metadata)
-    export_text_model(net, metadata, target, format, convert, graph=graph(net))
+    export_text_model(task, net, metadata, target, format, convert, graph=graph(net))
 
 
 def to_huggingface(

@@ -16,7 +16,7 @@ from datamodules.tokenizers import Tokenizer
 from datamodules.utils.files import errors_naming, replacing, write_text
 from modules.pretrained.weights import CLASSIFIERS
 from tasks.checkpoints.onnx_graph import write_graph
-from tasks.checkpoints.reading import best_checkpoint
+from tasks.checkpoints.reading import VERSION, best_checkpoint
 from tasks.errors import UsageError
 
 TextFormat = Literal["hf", "safetensors"]
@@ -81,6 +81,7 @@ def text_target(ckpt_path: str, format: TextFormat | Literal["onnx"], output: st
 
 
 def export_text_model(
+    task: str,
     net: Any,
     metadata: dict[str, Any],
     target: Path,
@@ -92,6 +93,7 @@ def export_text_model(
     """Writes a model of text for transformers, ONNX or safetensors, and prints how to read it.
 
     Args:
+        task: Name of the task.
         net: The network.
         metadata: Of its data.
         target: Of `text_target`.
@@ -105,7 +107,7 @@ def export_text_model(
     writers: dict[str, Callable[[Path], str]] = {
         "hf": lambda folder: write_huggingface(net, folder, convert, others),
         "onnx": lambda folder: write_text_graph(graph, metadata, folder),
-        "safetensors": lambda file: write_safetensors(net, metadata, file),
+        "safetensors": lambda file: write_safetensors(task, net, metadata, file),
     }
     new = new_file if format == "safetensors" else new_folder
     with new(target) as partial:
@@ -182,11 +184,14 @@ def set_special_tokens(
     }
 
 
-def write_safetensors(net: Any, metadata: dict[str, Any], path: Path) -> str:
-    """Writes weights under our names, config and metadata in the header; returns how to read it."""
+def write_safetensors(task: str, net: Any, metadata: dict[str, Any], path: Path) -> str:
+    """Writes weights under our names, and in the header what `read_exported` needs.
+
+    Returns how to read it.
+    """
     header = {"config": json.dumps(asdict(net.config)), "metadata": json.dumps(metadata)}
-    save_weights(net.state_dict(), path, **header)
-    return "read it with safetensors.torch.load_file('{file}')"
+    save_weights(net.state_dict(), path, task=task, version=str(VERSION), **header)
+    return "load it with tessera.load('{file}'), or its tensors with safetensors.torch.load_file"
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, **header: str) -> None:

@@ -130,8 +130,8 @@ class FolderGeneration:
         found = self.as_options(prompt_length)
         ignored = [*self.unsupported]
         samples = bool(self.settings.do_sample)
-        if "nbest" in known and "num_samples" in found:  # the name in `translate`
-            found["nbest"] = found.pop("num_samples")
+        if "nbest" in known and "samples" in found:  # the name in `translate`
+            found["nbest"] = found.pop("samples")
         if not samples and options.temperature == 0:
             found = {name: value for name, value in found.items() if name not in SAMPLING}
         if samples and found.get("beams", 1) > 1:
@@ -158,7 +158,7 @@ class FolderGeneration:
         settings = self.settings
         names = (*SAMPLING, "max_new_tokens", "repetition_penalty", "length_penalty")
         found = {name: getattr(settings, name) for name in names}
-        found |= {"beams": settings.num_beams, "num_samples": settings.num_return_sequences}
+        found |= {"beams": settings.num_beams, "samples": settings.num_return_sequences}
         if settings.max_new_tokens is None and settings.max_length is not None:
             found["max_new_tokens"] = max(1, settings.max_length - prompt_length)
         if settings.do_sample:
@@ -171,7 +171,7 @@ class FolderGeneration:
         found["top_k"] = found["top_k"] or None  # 0 means none, too
         strings = settings.stop_strings
         found["stop"] = [strings] if isinstance(strings, str) else strings
-        no_change = {"repetition_penalty": 1.0, "num_samples": 1}
+        no_change = {"repetition_penalty": 1.0, "samples": 1}
         return {
             name: value
             for name, value in found.items()

@@ -77,7 +77,7 @@ def onnx_message(path: str | os.PathLike) -> str:
     return (
         f"'{path}' is an ONNX graph, which onnxruntime runs: to load the model here, give the "
         "checkpoint or run folder that it was exported from, or what `export --format` hf, timm "
-        "or, of images, safetensors writes"
+        "or safetensors writes"
     )
 
 
@@ -117,11 +117,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         )
     entry = checkpoint[KEY]
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION
-    if version != VERSION:
-        raise UsageError(
-            f"{what} has version {format_value(version)} of the layout, and this program reads "
-            f"only {VERSION}: train again, or use the version of the program that wrote it"
-        )
+    check_version(version, VERSION, what)
     with checkpoint_errors(what):
         found = from_dict(Entry, checkpoint[KEY], f"{KEY}.").task
         weights = check_value(dict[str, Tensor], checkpoint["state_dict"], "state_dict")
@@ -129,6 +125,15 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         raise UsageError(f"{what} is of task '{found}', not '{task}': use {program(found)}")
     check_finite(weights, what)
     return checkpoint
+
+
+def check_version(version: Any, wanted: int | str, what: str) -> None:
+    """Raises `UsageError` unless a file, called `what`, has this version of the layout."""
+    if version != wanted:
+        raise UsageError(
+            f"{what} has version {format_value(version)} of the layout, and this program reads "
+            f"only {VERSION}: train again, or use the version of the program that wrote it"
+        )
 
 
 @contextmanager

@@ -10,9 +10,17 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 
+from datamodules.utils.files import parse_object
 from modules.pretrained.weights import CLASSIFIERS, load_weights
-from tasks.checkpoints.reading import check_finite, load_tensors
-from tasks.errors import DataError, UsageError
+from tasks.checkpoints.reading import (
+    KEY,
+    VERSION,
+    Checkpoint,
+    check_finite,
+    check_version,
+    load_tensors,
+)
+from tasks.errors import DataError, UsageError, usage_errors
 from tasks.options import flat
 
 State = dict[str, Tensor]
@@ -75,6 +83,25 @@ def read_header(source: str, option: str = PRETRAINED) -> dict[str, str]:
             return file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise DataError(f"{option} {source} is truncated or not a file of weights") from error
+
+
+def read_exported(source: str, option: str = PRETRAINED) -> Checkpoint:
+    """Returns what `export --format safetensors` wrote, as a checkpoint without options of a run.
+
+    Raises as `read_weights`, and `UsageError` if its header is damaged or of another version.
+    """
+    header = read_header(source, option)
+    what = f"{option} {source}"
+    check_version(header.get("version"), str(VERSION), what)
+    with usage_errors(f"{what}: its header"):
+        entry = {
+            "task": header["task"],
+            "metadata": parse_object(header.get("metadata", "")),
+            "net": parse_object(header.get("config", "")),
+            "config": {"model": {}, "data": {}},
+        }
+    state = {f"net.{name}": value for name, value in read_weights(source, option).items()}
+    return {KEY: entry, "state_dict": state}
 
 
 def match_classes(

@@ -230,7 +230,7 @@ MORE = (
 )
 
 
-def options_of(parser: ArgumentParser) -> Iterator[Any]:
+def options_of(parser: argparse.ArgumentParser) -> Iterator[Any]:
     """The options of a parser that hold one value."""
     # argparse has no public list of a parser's options.
     for action in parser._actions:
@@ -333,14 +333,17 @@ def first_sentence(text: str) -> str:
     return line.rstrip(".")
 
 
-def format_columns(left: str, right: str) -> str:
+def format_columns(left: str, right: str, column: int = COLUMN) -> str:
     """Two columns, as wide as the screen; a long text goes on below its start."""
-    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, 120)
-    lines = textwrap.wrap(right, max(width - COLUMN, 20)) or [""]
-    below = f"\n{'':<{COLUMN}}"
-    start = f"{left}{below}" if len(left) > COLUMN - 2 else f"{left:<{COLUMN}}"
+    lines = textwrap.wrap(right, max(screen_width() - column, 20)) or [""]
+    below = f"\n{'':<{column}}"
+    start = f"{left}{below}" if len(left) > column - 2 else f"{left:<{column}}"
     return start + below.join(lines)
 
 
+def screen_width() -> int:
+    return min(shutil.get_terminal_size((WIDTH, 0)).columns, 120)
+
+
 def wrap(text: str) -> list[str]:
-    return textwrap.wrap(" ".join(text.split()), WIDTH)
+    return textwrap.wrap(" ".join(text.split()), min(WIDTH, screen_width()))

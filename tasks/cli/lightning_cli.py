@@ -121,7 +121,7 @@ class TaskCLI(LightningCLI):
             if self.app.takes_text:
                 text = "Text to predict for, may be given several times; answers are printed."
                 add("--text", type=list[str], default=[], help=text)
-            output = "File to write: .csv, .jsonl (an object per line) or .parquet; null: "
+            output = "File to write: .csv, .json, .jsonl (an object per line) or .parquet; null: "
             output += "predictions.csv, and none if the answer is printed."
             add("--output", type=str | None, help=output)
             if issubclass(self.invocation.task, ClassifierTask):

@@ -20,6 +20,7 @@ import jsonargparse
 import yaml
 
 from tasks.cli.app import TRUST
+from tasks.cli.command_help import show_help
 from tasks.cli.config_files import (
     in_yaml,
     load_yaml,
@@ -28,7 +29,7 @@ from tasks.cli.config_files import (
     refuse_unknown,
     yaml_problem,
 )
-from tasks.cli.help_screens import HelpFormatter, begins, show_only, take_help
+from tasks.cli.help_screens import HelpFormatter, take_help
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
 from tasks.options import Options, merge_options
@@ -279,11 +280,9 @@ def parse_function(
     Lists of texts may be given several times; booleans need no value.
     """
     topic, arguments = take_help(arguments)
-    arguments += ["--help"] * (topic is not None)
     parser = function_parser(program, function)
-    if topic not in (None, "", "all"):
-        found = [action for action in parser._actions if begins(action, topic)]
-        show_only(parser, found, topic, ["all"])
+    if topic is not None:
+        show_help(parser, function, topic)
     dataclass = options_class(function)
     types = {f"--{name}": type for name, type in get_type_hints(dataclass or function).items()}
     takes = signature(function).parameters

@@ -32,4 +32,4 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         write_text(folder / PREPROCESSOR, palette_json(metadata))
 
     metadata = dict(model.metadata)
-    export_text_model(model.net, metadata, target, format, convert, write_palette)
+    export_text_model("igpt", model.net, metadata, target, format, convert, write_palette)

@@ -21,6 +21,13 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}: see {self.prog} --help")
 
+    def format_help(self) -> str:
+        if self.usage is None:  # it has commands
+            return super().format_help()
+        from tasks.cli.command_help import options_help
+
+        return f"{options_help(self)}\n"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""

@@ -1,27 +1,39 @@
 """The commands of `python -m tasks.lab` and their options."""
 
 import argparse
+from typing import Any
 
 TITLE = "experiments of many runs, compared over seeds"
 
 
 def add_commands(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     """Adds the commands with their options; returns the options that take a file or folder."""
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        prog=parser.prog, dest="command", metavar="COMMAND", required=True
+    )
     about = "Run what FILE describes; the same command resumes it after a stop."
-    run = commands.add_parser("run", help=about, description=about, allow_abbrev=False)
-    file = run.add_argument("file", metavar="FILE", help="such as configs/lab/depth_or_width.yaml")
+    run = add_command(commands, "run FILE", about)
+    file = run.add_argument("file", metavar="FILE", help="Such as configs/lab/depth_or_width.yaml")
     output = run.add_argument(
-        "--output", help="folder of all runs; default: runs/lab/<name of the file>"
+        "--output", help="Folder of all runs, by default runs/lab/<name of the file>"
     )
-    run.add_argument("--jobs", type=int, default=1, help="runs at once, which share the cores")
-    run.add_argument("--steps", type=int, help="optimizer steps, in place of the file's budget")
-    run.add_argument("--seeds", help="in place of the file's, as in 0,1,2")
+    run.add_argument("--jobs", type=int, default=1, help="Runs at once, which share the cores")
+    run.add_argument("--steps", type=int, help="Optimizer steps, in place of the file's budget")
+    run.add_argument("--seeds", help="In place of the file's, as in 0,1,2")
     config = run.add_argument(
-        "--config", action="append", default=[], help="for each run: configs/logger/wandb.yaml"
+        "--config", action="append", default=[], help="For each run: configs/logger/wandb.yaml"
     )
-    run.add_argument("--dry_run", action="store_true", help="check all, print commands, run none")
+    run.add_argument("--dry_run", action="store_true", help="Check all, print commands, run none")
     about = "Write the report again, also of an unfinished lab."
-    report = commands.add_parser("report", help=about, description=about, allow_abbrev=False)
-    folder = report.add_argument("folder", metavar="FOLDER", help="of `lab run`")
+    report = add_command(commands, "report FOLDER", about)
+    folder = report.add_argument("folder", metavar="FOLDER", help="Of `lab run`")
     return [file, output, config, folder]
+
+
+def add_command(commands: Any, line: str, about: str) -> argparse.ArgumentParser:
+    """Adds a command; `line` is its name and its argument."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        line.split()[0], help=about, description=about, allow_abbrev=False
+    )
+    parser.usage = f"{parser.prog} {line.split()[1]} [options]"
+    return parser

@@ -34,4 +34,4 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         state = family.weights_to_external(net.state_dict(), net.config)
         return family.config_to_external(net.config, special_tokens), state
 
-    export_text_model(model.net, model.metadata, target, format, convert)
+    export_text_model("lm", model.net, model.metadata, target, format, convert)

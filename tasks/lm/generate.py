@@ -30,7 +30,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
             document of its own.
         input: File with a prompt on each line; - is standard input.
         output: File for what is printed; null: standard output.
-        num_samples: Texts for each prompt; in beam search the best ones.
+        samples: Texts for each prompt; in beam search the best ones.
         seed: Seed of the first text of each prompt; that of its next text is 1 higher.
         stop: String that ends a text and is not part of it; may be given several times.
         json: Print one JSON object per line for each text, once it is complete: prompt, text,
@@ -42,24 +42,24 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
     prompt: list[str] = field(default_factory=list)
     input: str | None = None
     output: str | None = None
-    num_samples: int = 1
+    samples: int = 1
     stop: list[str] = field(default_factory=list)
     json: bool = False
     strict: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        samples = f"num_samples is {self.num_samples}"
+        samples = f"samples is {self.samples}"
         require(
-            1 <= self.num_samples <= MAX_SAMPLES,
+            1 <= self.samples <= MAX_SAMPLES,
             f"{samples}; it must be from 1 to {MAX_SAMPLES:,}.",
         )
         require(
-            self.num_samples == 1 or self.beams > 1 or self.temperature > 0,
+            self.samples == 1 or self.beams > 1 or self.temperature > 0,
             f"{samples}, but at temperature 0 all are the same text; raise temperature.",
         )
         require(
-            self.beams == 1 or self.num_samples <= self.beams,
+            self.beams == 1 or self.samples <= self.beams,
             f"{samples}, but {self.beams} beams end with {self.beams} texts; raise beams.",
         )
         require("" not in self.stop, "a stop string is empty; leave it out.")
@@ -106,7 +106,7 @@ def generate(options: GenerateOptions, on_command_line: Collection[str] = ()) ->
                 print_completion_json(completion)
                 continue
             names = [f"prompt {completion.number}"] if len(prompts) > 1 else []
-            names += [f"sample {completion.sample}"] if options.num_samples > 1 else []
+            names += [f"sample {completion.sample}"] if options.samples > 1 else []
             if names:
                 print(f"{'--- ' + ', '.join(names) + ' ':-<80}")
             print(completion.prompt, end="", flush=True)
@@ -161,8 +161,8 @@ def sampled_completions(
     options: GenerateOptions,
     generation: FolderGeneration | None,
 ) -> list[Completion]:
-    """Starts `num_samples` texts for each prompt; sample i has the same seed for all prompts."""
-    samples = range(options.num_samples)
+    """Starts `samples` texts for each prompt; sample i has the same seed for all prompts."""
+    samples = range(options.samples)
     rows = [ids for ids in tokens for _ in samples]
     seeds = [options.seed + sample for _ in tokens for sample in samples]
     batch = stream_texts(model, rows, options, options.stop, seeds, generation)
@@ -181,14 +181,14 @@ def beam_completions(
     options: GenerateOptions,
     generation: FolderGeneration | None,
 ) -> list[Completion]:
-    """Generates the best `num_samples` texts of beam search for each prompt."""
+    """Generates the best `samples` texts of beam search for each prompt."""
     ends = end_tokens(model, generation)
     banned = generation.banned if generation else ()
     renormalize = generation is None or bool(generation.settings.renormalize_logits)
     found = beam_search(model.net, tokens, options, ends, banned, renormalize)
     completions = []
     for number, (prompt, ids, best) in enumerate(zip(prompts, tokens, found, strict=True), 1):
-        for sample, (text, score) in enumerate(best[: options.num_samples], 1):
+        for sample, (text, score) in enumerate(best[: options.samples], 1):
             stream = TextStream(model.tokenizer, ids, end_tokens=ends)
             for token in text:
                 stream.add(token)

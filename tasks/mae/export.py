@@ -45,7 +45,7 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
                 f"--output {output} must end with .safetensors: readers check the suffix"
             )
         with new_file(target) as partial:
-            hint = write_safetensors(net, metadata, partial)
+            hint = write_safetensors("mae", net, metadata, partial)
     else:
         with new_folder(target) as partial:
             hint = write_huggingface(net, partial, to_huggingface, "safetensors")

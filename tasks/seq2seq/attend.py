@@ -156,9 +156,9 @@ def draw(
             panel = panels[layer, head]
             pixels = weights[layer, head].numpy()
             heat = panel.imshow(pixels, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-            title = f"layer {layer + 1}"
+            title = f"layer {layer}"
             if heads > 1:
-                title += f", head {head + 1}"
+                title += f", head {head}"
             panel.set_title(title, fontsize=8)
             panel.set_xticks(range(len(source)), sources, rotation=90, fontsize=7)
             panel.set_yticks(range(len(target)), targets, fontsize=7)

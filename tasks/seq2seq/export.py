@@ -58,7 +58,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         }
         write_text(folder / "generation_config.json", json.dumps(settings, indent=2))
 
-    export_text_model(model.net, metadata, target, format, convert, write_more)
+    export_text_model("seq2seq", model.net, metadata, target, format, convert, write_more)
 
 
 def write_tokenizers(pair: PairTokenizer, max_length: int, folder: Path) -> None:

@@ -200,7 +200,7 @@ class LanguageModel(Model):
         asked = generation_options(GenerateOptions, options, stop=stops, **fixed)
         given = [*options, "stop"] if stops else [*options]
         tokens, asked = read_by_model(self.model, prompts, asked, given, warn)
-        return completions(self.model, prompts, tokens, replace(asked, num_samples=1))
+        return completions(self.model, prompts, tokens, replace(asked, samples=1))
 
     def token_ids(self, text: str) -> list[int]:
         """The tokens of one text that the network reads, with special ones."""

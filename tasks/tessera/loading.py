@@ -24,9 +24,11 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.reading import (
     KEY,
+    Checkpoint,
     load_network,
     read_checkpoint,
 )
+from tasks.checkpoints.weights import read_exported, read_header
 from tasks.errors import UsageError, usage_errors
 from tasks.igpt import architectures as igpt
 from tasks.inference import DeviceName, on_device
@@ -102,8 +104,8 @@ def load(
     Args:
         source: A run folder, of which the best checkpoint is taken, or else the last; a checkpoint;
             a folder of Hugging Face's or timm's layout, as `export` writes them; `hf/<model>` or
-            `timm/<model>`, which are downloaded; or a .safetensors file that `tasks.vit export`
-            wrote, or one of timm that is named after its model, with timm's mean and std.
+            `timm/<model>`, which are downloaded; or a .safetensors file that `export` wrote, or one
+            of timm that is named after its model, with timm's mean and std.
         device: Where to compute; "auto": on a GPU if there is one, but int8 on the CPU.
         threads: Threads of this process on a CPU; None: as they are.
         quantize: "int8": weights in a quarter of the memory, on a CPU; None: as they are.
@@ -139,17 +141,19 @@ def load(
 
 def find(source: str, option: str = OPTION) -> Model:
     """Returns the model that a path or a name stands for, on the CPU; messages name the option."""
-    if source.startswith("timm/") or Path(source).suffix == ".safetensors":
+    is_file = Path(source).suffix == ".safetensors" and not Path(source).is_dir()
+    if is_file and "task" in read_header(source, option):
+        return from_checkpoint(read_exported(source, option), source)
+    if is_file or source.startswith("timm/"):
         return image_weights(source, option)
     source = find_checkpoint(source, option)
     if source.startswith("hf/") or Path(source).is_dir():
         return from_folder(source, option)
-    return from_checkpoint(source)
+    return from_checkpoint(read_checkpoint(source), source)
 
 
-def from_checkpoint(source: str) -> Model:
-    """Returns the model of a checkpoint that `fit` wrote."""
-    checkpoint = read_checkpoint(source)
+def from_checkpoint(checkpoint: Checkpoint, source: str) -> Model:
+    """Returns the model of what `fit` or `export --format safetensors` wrote."""
     entry = checkpoint[KEY]
     task = entry["task"]
     if task == "lm":
@@ -202,6 +206,6 @@ def from_bert_folder(folder: ModelFolder, source: str) -> Model:
 
 
 def image_weights(source: str, option: str) -> ImageClassifier:
-    """Returns a model of images, of timm, Hugging Face or a file of `tasks.vit export`."""
+    """Returns a model of images, of timm or Hugging Face."""
     net, metadata = image_with_weights(source, option)
     return ImageClassifier(net, metadata, source)

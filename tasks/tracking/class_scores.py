@@ -25,10 +25,12 @@ class RocCurve(NamedTuple):
 class CalibrationBins(NamedTuple):
     """Samples by the probability of their predicted class, in equally wide bins.
 
+    Of several labels per sample, each label of each sample counts, by its probability.
+
     Args:
         counts: Samples, (BINS,).
         confidence: Their mean probability of the predicted class, (BINS,); 0 in an empty bin.
-        accuracy: The fraction of correct ones, (BINS,); 0 in an empty bin.
+        accuracy: The fraction of correct ones, or of labels that are 1, (BINS,); 0 in an empty bin.
     """
 
     counts: Tensor
@@ -88,10 +90,19 @@ def roc_curves(probabilities: Tensor, labels: Tensor, names: Sequence[str]) -> l
 
 
 def calibration_bins(probabilities: Tensor, labels: Tensor) -> CalibrationBins:
-    """Bins of the reliability diagram (Guo 2017) of probabilities (S, K) and labels (S,)."""
-    confidence, predicted = probabilities.max(-1)  # (S,), (S,)
-    correct = (predicted == labels).cpu().double()
-    confidence = confidence.cpu().double()
+    """Bins of the reliability diagram (Guo 2017).
+
+    Args:
+        probabilities: (S, K).
+        labels: (S,), or for several labels per sample 0 or 1, (S, K).
+    """
+    if labels.ndim == 2:
+        confidence = probabilities.flatten()  # (S, K) -> (S K,), S in what follows
+        correct = labels.flatten()  # likewise
+    else:
+        confidence, predicted = probabilities.max(-1)  # (S,), (S,)
+        correct = predicted == labels
+    confidence, correct = confidence.cpu().double(), correct.cpu().double()
     edges = torch.linspace(0, 1, BINS + 1, dtype=torch.float64)[1:-1]
     bins = torch.bucketize(confidence, edges)  # (S,)
     counts = bins.bincount(minlength=BINS).double()  # (BINS,)
@@ -101,7 +112,7 @@ def calibration_bins(probabilities: Tensor, labels: Tensor) -> CalibrationBins:
 
 
 def calibration_error(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Expected calibration error (Guo 2017), (), of probabilities (S, K) and labels (S,)."""
+    """Expected calibration error (Guo 2017), (); the arguments are those of `calibration_bins`."""
     bins = calibration_bins(probabilities, labels)
     gaps = (bins.accuracy - bins.confidence).abs()  # (BINS,)
     return (bins.counts * gaps).sum() / bins.counts.sum().clamp(min=1)

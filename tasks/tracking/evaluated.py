@@ -104,7 +104,7 @@ class PooledVectors:
 
         Args:
             index: (B,), the samples' positions in the split.
-            labels: (B,).
+            labels: (B,) or (B, K).
             size: Of the split.
             limit: Samples to keep of the whole split.
         """

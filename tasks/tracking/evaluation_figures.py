@@ -107,12 +107,14 @@ def draw_roc(
 
 
 def draw_calibration(probabilities: Tensor, labels: Tensor, path: Path | BinaryIO) -> None:
-    """Draws a reliability diagram (Guo 2017) of probabilities (S, K) and labels (S,).
+    """Draws a reliability diagram (Guo 2017); the arguments are those of `calibration_bins`.
 
-    Below it, the number of samples in each bin.
+    Below it, the number of samples, or of labels of all samples, in each bin.
     """
     import matplotlib.figure
 
+    has_several = labels.ndim == 2
+    score = "frequency" if has_several else "accuracy"
     figure = matplotlib.figure.Figure(figsize=(6, 7), dpi=120)
     axis, below = figure.subplots(2, sharex=True, height_ratios=(4, 1))
     bins = calibration_bins(probabilities, labels)
@@ -120,20 +122,21 @@ def draw_calibration(probabilities: Tensor, labels: Tensor, path: Path | BinaryI
     accuracy = bins.accuracy[filled]
     middles = (torch.arange(BINS)[filled] + 0.5) / BINS
     look: dict[str, Any] = {"width": 1 / BINS, "color": "lightsteelblue", "edgecolor": "black"}
-    axis.bar(middles, accuracy, label=f"accuracy in {BINS} bins", **look)
+    axis.bar(middles, accuracy, label=f"{score} in {BINS} bins", **look)
     means = bins.confidence[filled]
     # In front of the frame (2.5), on which points at 1 lie.
     axis.plot(means, accuracy, "o", clip_on=False, zorder=3, label="at mean confidence")
     axis.plot((0, 1), (0, 1), color="grey", linestyle="--", label="perfect calibration")
     error = float(calibration_error(probabilities, labels))
-    axis.set(ylabel="accuracy (fraction correct)", xlim=(0, 1), ylim=(0, 1))
+    axis.set(ylabel=f"{score} (fraction)", xlim=(0, 1), ylim=(0, 1))
     axis.set_title(f"expected calibration error {error:.4f}", pad=26)  # above the legend
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1.01), ncols=3, fontsize=7)
     bars = below.bar(middles, bins.counts[filled], **look)
     below.bar_label(bars, fontsize=6, fmt="{:,.0f}")
     below.margins(y=0.2)  # for the numbers
-    below.set(ylabel="samples")
-    figure.supxlabel("confidence (probability of the predicted class)", y=0.03, fontsize="medium")
+    below.set(ylabel="labels" if has_several else "samples")
+    what = "a label" if has_several else "the predicted class"
+    figure.supxlabel(f"confidence (probability of {what})", y=0.03, fontsize="medium")
     write_png(figure, path)
 
 
@@ -156,19 +159,28 @@ def draw_embeddings(
 ) -> None:
     """Draws vectors (S, E) in two dimensions, coloured by class (S,) or number (S, 1).
 
-    Few classes have a legend.
+    Few classes have a legend. Of several labels per sample, 0 or 1, (S, K), those samples are
+    coloured that have a single one.
     """
     import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(7, 6), dpi=120)
     axis = figure.subplots()
     points, explained = principal_components(vectors)
-    if labels.ndim == 2:  # a number each
+    if labels.ndim == 2 and labels.shape[1] == 1:  # a number each
         dots = axis.scatter(points[:, 0], points[:, 1], s=6, c=labels[:, 0])
         figure.colorbar(dots, label=plain(names[0]))
     else:
         colours = class_colours(len(names))
-        axis.scatter(points[:, 0], points[:, 1], s=6, c=colours(labels.numpy()))
+        shown = points
+        if labels.ndim == 2:
+            single = labels.sum(1) == 1  # (S,)
+            others = points[~single]
+            axis.scatter(
+                others[:, 0], others[:, 1], s=6, color="lightgrey", label="no label, or several"
+            )
+            shown, labels = points[single], labels[single].argmax(1)
+        axis.scatter(shown[:, 0], shown[:, 1], s=6, c=colours(labels.numpy()))
     if labels.ndim == 1 and len(names) <= MANY_CLASSES:
         for number, name in enumerate(names):
             axis.scatter([], [], color=colours(number), label=plain(name))
@@ -196,12 +208,12 @@ def draw_numbers(predicted: Tensor, truth: Tensor, name: str, path: Path | Binar
 
 
 def save_embeddings(folder: Path, prefix: str, pooled: PooledVectors, names: Sequence[str]) -> None:
-    """Writes embeddings.png of two vectors or more, unless samples have several labels each."""
+    """Writes embeddings.png of two vectors or more."""
     if not pooled.vectors:
         return
     vectors = torch.cat(pooled.vectors)  # (S, E)
     labels = torch.cat(pooled.labels)
-    if len(vectors) < 2 or (labels.ndim == 2 and labels.shape[1] > 1):
+    if len(vectors) < 2:
         return
     with replacing(folder / f"{prefix}embeddings.png") as partial:
         draw_embeddings(vectors, labels, names, partial)

@@ -81,7 +81,7 @@ class Compared:
 
 
 def compare(options: CompareOptions, models: list[str], data: Options) -> None:
-    """Print parameters, FLOP, images/s and accuracy of several models: compare MODEL MODEL ...
+    """Print parameters, FLOP, images/s and accuracy of several models.
     The MODELs come before all options. Each is a run folder, a checkpoint, `timm/<model>`,
     `hf/<model>`, or a folder or a .safetensors file of such weights. As baselines, also any
     classifier of timm, by name or in a folder, and `torchvision/<model>`, such as resnet50.

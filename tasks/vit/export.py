@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,8 +52,8 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
     metadata = with_numbers_in_units(net, checkpoint[KEY]["metadata"])
     metadata = metadata | resizing(metadata)
     new = new_folder if format == "timm" else new_file
-    with new(target) as partial:
-        hint = WRITERS[format](net, metadata, partial)
+    with new(target) as path:
+        hint = WRITERS[format](net, metadata, path)
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
@@ -132,5 +133,5 @@ def preprocessing(config: ImageConfig, metadata: dict[str, Any]) -> dict[str, An
 WRITERS: dict[str, Callable[[ImageNet, dict[str, Any], Path], str]] = {
     "timm": write_timm,
     "onnx": write_onnx,
-    "safetensors": write_safetensors,
+    "safetensors": partial(write_safetensors, "vit"),
 }

@@ -195,8 +195,7 @@ class ExportedFile(OwnWeights):
             saved = parse_object(header["config"])
         if {"vocabulary", "source_vocabulary"} & saved.keys():
             raise UsageError(
-                f"{option} {source} is of another task, whose .safetensors files cannot be read: "
-                "give the checkpoint (.ckpt) that it was exported from"
+                f"{option} {source} is of another task: give one of `tasks.vit` or `tasks.mae`"
             )
         with self.errors(": its header"):
             kind = MAEConfig if "mask_ratio" in saved else config_class(saved)

@@ -152,7 +152,12 @@ def labelled_texts(folder: Path, problem_type: str) -> str:
     ("problem_type", "metric", "limit", "figures"),
     [
         ("regression", "test/r2", 0.8, {"predicted.png", "embeddings.png"}),
-        ("multi_label_classification", "test/map", 0.9, {"roc.png", "report.csv"}),
+        (
+            "multi_label_classification",
+            "test/map",
+            0.9,
+            {"roc.png", "report.csv", "calibration.png", "embeddings.png"},
+        ),
     ],
 )
 def test_texts_of_other_problem_types_are_learned(

@@ -26,7 +26,7 @@ from tasks.profiling.formulas import block_formulas
 from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, resized
 from tasks.profiling.parts import kv_cache_values
 from tasks.profiling.timing import Point, fit, terms_of
-from tests.helpers.command import Console, python, run
+from tests.helpers.command import Console, python
 from tests.helpers.tiny_models import MODELS, STACK
 
 MIXER = replace(STACK, order="mixer")
@@ -292,11 +292,6 @@ def test_profile(line: str, tmp_path: Path) -> None:
     with (tmp_path / "out/profile.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(found["points"])
     assert Image.open(tmp_path / "out/profile.png").width > 500
-
-
-def test_help_is_one_screen(capsys: Any) -> None:
-    assert run("profile --help", "lm") == 0
-    assert len(capsys.readouterr().out.splitlines()) <= 50
 
 
 def test_a_network_without_attention_has_no_terms_of_attention(console: Console) -> None:

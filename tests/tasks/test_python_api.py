@@ -14,7 +14,9 @@ import pytest
 import tessera
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
+from tasks.checkpoints.reading import VERSION
 from tasks.errors import UsageError
 from tests.helpers.command import Console, environment, run
 from tests.helpers.tiny import picture
@@ -201,7 +203,7 @@ def test_texts_are_generated_as_by_the_command(
         model.generate("The", letter, temperature=0.0, max_new_tokens=9)
         == text.partition(letter)[0]
     )
-    for option in ({"num_beams": 2}, {"num_samples": 2}, {"nonsense": 1}):
+    for option in ({"num_beams": 2}, {"samples": 2}, {"nonsense": 1}):
         with pytest.raises(UsageError, match=next(iter(option))):
             model.generate("The", **option)
     line = f"score --ckpt_path {ckpt} --input {runs / 'texts/0.txt'} --stride 3 --json"
@@ -261,17 +263,34 @@ def test_int8_and_packed_weights(task: str, method: str, runs: Path) -> None:
             assert isinstance(model.generate("The", max_new_tokens=2), str)
 
 
-@pytest.mark.parametrize("task", ["vit", "bert", "lm", "seq2seq"])
+@pytest.mark.parametrize("task", CLASSES)
 def test_exports_are_loaded(task: str, runs: Path, tmp_path: Path) -> None:
     ckpt = runs / task / "checkpoints/best.ckpt"
-    formats = {"vit": ["safetensors"], "bert": [], "lm": ["hf"], "seq2seq": []}[task]
-    for format in formats:
-        output = tmp_path / f"{format}.safetensors" if task == "vit" else tmp_path / format
+    original = tessera.load(ckpt)
+    for format in ("safetensors", *["hf"] * (task == "lm")):
+        output = tmp_path / f"out{'.safetensors' if format == 'safetensors' else ''}"
         assert run(f"export --ckpt_path {ckpt} --format {format} --output {output}", task) == 0
         model = tessera.load(output)
         assert type(model).__name__ == CLASSES[task]
-        weights = tessera.load(ckpt).net.state_dict()
+        weights = original.net.state_dict()
         close(model.net.state_dict().values(), weights.values(), atol=0)
+        if format == "safetensors":
+            assert model.metadata == original.metadata
+
+
+def test_an_export_with_a_damaged_header(runs: Path, tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    assert run(f"export --ckpt_path {runs}/bert --format safetensors --output {out}", "bert") == 0
+    state = load_file(out)
+    header = {"task": "bert", "version": str(VERSION), "config": "{}", "metadata": "{}"}
+    for changed, named in (
+        ({"config": "["}, "header"),
+        ({"version": "1"}, "version"),
+        ({"task": "other"}, "other"),
+    ):
+        save_file(state, out, header | changed)
+        with pytest.raises(UsageError, match=named):
+            tessera.load(out)
 
 
 def test_bad_sources(runs: Path, tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_formats_of_predictions(top_k: int | None, console: Console, best: Path)
     Path("lines.txt").write_text("not bad\nbad, “quoted”\n")
     line = f"predict --ckpt_path {best} --input lines.txt"
     line += "" if top_k is None else f" --top_k {top_k}"
-    for name in ("csv", "jsonl", "parquet"):
+    for name in ("csv", "json", "jsonl", "parquet"):
         console.printed(f"{line} --output out/predictions.{name}", "bert")
     with open("out/predictions.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -110,7 +110,8 @@ def test_formats_of_predictions(top_k: int | None, console: Console, best: Path)
     ]
     assert read == rows and [row["text"] for row in rows] == ["not bad", "bad, “quoted”"]
     assert all(len(row) == {None: 4, 1: 3, 2: 5}[top_k] for row in rows)
-    objects = map(json.loads, Path("out/predictions.jsonl").read_text().splitlines())
+    objects = [*map(json.loads, Path("out/predictions.jsonl").read_text().splitlines())]
+    assert json.loads(Path("out/predictions.json").read_text()) == objects
     for entry, row in zip(objects, rows, strict=True):
         assert (entry["text"], entry["label"]) == (row["text"], row["label"])
         assert len(entry["probabilities"]) == (top_k or 2)

@@ -158,7 +158,7 @@ def test_settings_equal_options(
     ({"repetition_penalty": 1.2, "temperature": 0.5}, "--beams 2", ["repetition_penalty 1.2"]),
     ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens"]),
     ({"num_beams": 4, "temperature": 0.7, "typical_p": 1.0, "use_cache": True, "new": 3}, "", []),
-    ({"num_beams": 4}, "--temperature 0.5 --num_samples 2", []),
+    ({"num_beams": 4}, "--temperature 0.5 --samples 2", []),
 ])  # fmt: skip
 def test_unsupported_settings_are_named_in_one_line(
     settings: dict[str, Any], options: str, named: list[str], gpt2: Path, console: Console

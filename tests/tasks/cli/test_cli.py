@@ -173,7 +173,7 @@ def test_help_of_using_a_checkpoint_begins_with_its_own_options(
 
 @pytest.mark.parametrize("task, command, first", [
     ("seq2seq", "translate", "ckpt_path text input output beams max_new_tokens temperature"),
-    ("lm", "generate", "ckpt_path prompt input output num_samples"),
+    ("lm", "generate", "ckpt_path prompt input output samples"),
     ("igpt", "generate", "ckpt_path input output samples"),
     ("lm", "score", "ckpt_path text input output stride"),
     ("mlm", "fill_mask", "ckpt_path text input output top_k"),

@@ -89,8 +89,7 @@ def test_options_are_those_of_the_help(
     line: str, script: Path, console: Console, tmp_path: Path
 ) -> None:
     task, command = line.split()
-    topic = "" if command == "generate" else "all"
-    text = console.printed(f"{command} --help {topic}", task)[0].partition("options:")[2]
+    text = console.printed(f"{command} --help all", task)[0].partition("options:")[2]
     shown = set(re.findall(r"^ +(?:-\w[^-]*, )?(--[\w.]+)", text, re.M))
     offered = set(completed(script, f"tessera {line} --", tmp_path))
     shown = {name for name in shown if not name.endswith(".help")}

@@ -42,7 +42,7 @@ def test_closed(closed: str, line: str, code: int, lm_letters: Path) -> None:
 
 
 @pytest.mark.parametrize("line, task", [
-    (f"{GENERATE} --prompt The --num_samples 2 --seed 1", "lm"),
+    (f"{GENERATE} --prompt The --samples 2 --seed 1", "lm"),
     (f"{GENERATE} --prompt The --json", "lm"),
     ("score --ckpt_path {0} --input text.txt", "lm"),
     ("translate --ckpt_path {1} --text two --text three --nbest 2", "seq2seq"),

@@ -50,7 +50,7 @@ def test_the_seed_decides_whatever_else_is_in_the_batch(lm_bytes: Path, console:
     (two,) = console.objects(f'{line} --prompt "The object" --seed 2', TASK)
     Path("prompts.txt").write_text("A class\n\nA much longer prompt, with a statement in it\n")
     prompts = ["The object", "A class", "A much longer prompt, with a statement in it"]
-    options = '--prompt "The object" --input prompts.txt --num_samples 2 --seed 1'
+    options = '--prompt "The object" --input prompts.txt --samples 2 --seed 1'
     found = console.objects(f"{line} {options}", TASK)
     order = [(prompt, sample) for prompt in prompts for sample in (1, 2)]
     assert [(row["prompt"], row["sample"]) for row in found] == order
@@ -74,7 +74,7 @@ def test_greedy_and_beam_search_are_those_of_the_library(lm_bytes: Path, console
     assert row["text"] == greedy_text(model, ids, 40)
     config = GenerationConfig(6, beams=3, length_penalty=0.5)
     (best,) = beam_search(model.net, [ids], config, [model.tokenizer.special_ids.eos])
-    options = "--beams 3 --length_penalty 0.5 --max_new_tokens 6 --num_samples 3"
+    options = "--beams 3 --length_penalty 0.5 --max_new_tokens 6 --samples 3"
     rows = console.objects(f"{line} {options}", TASK)
     assert [row["score"] for row in rows] == pytest.approx([score for _, score in best])
     assert [row["text"] for row in rows] == [model.tokenizer.decode(tokens) for tokens, _ in best]
@@ -98,7 +98,7 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
 
 def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:
     """Beam search finds no more texts of one token than there are tokens."""
-    line = f"generate --ckpt_path {lm_letters} --beams 90 --num_samples 90 --max_new_tokens 1"
+    line = f"generate --ckpt_path {lm_letters} --beams 90 --samples 90 --max_new_tokens 1"
     rows = console.objects(f"{line} --prompt a --prompt b", TASK)
     samples = [row["sample"] for row in rows]
     assert samples == 2 * [*range(1, len(rows) // 2 + 1)] and len(rows) < 180
@@ -108,7 +108,7 @@ def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:
 
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(lm_bytes: Path) -> None:
-    command = f"{sys.executable} -m tasks.lm generate --ckpt_path {lm_bytes} --num_samples 4"
+    command = f"{sys.executable} -m tasks.lm generate --ckpt_path {lm_bytes} --samples 4"
     piped = f"{command} --max_new_tokens 400 | head -c 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 128 + signal.SIGPIPE and "rror" not in done.stderr

@@ -205,6 +205,25 @@ def test_legends_name_few_classes(classes: int, drawn: list[Any], tmp_path: Path
     assert len(np.unique(points.collections[0].get_facecolors(), axis=0)) == classes
 
 
+def test_several_labels_of_a_sample(drawn: list[Any], tmp_path: Path) -> None:
+    """Calibration counts each label; embeddings are coloured if there is a single one."""
+    probabilities = torch.rand(200, 3)
+    labels = (torch.rand(200, 3) < probabilities).long()
+    fractions, means = calibration_curve(labels.flatten(), probabilities.flatten(), n_bins=15)
+    bins = calibration_bins(probabilities, labels)
+    assert np.allclose(bins.accuracy, fractions) and np.allclose(bins.confidence, means)
+    evaluation_figures.draw_calibration(probabilities, labels, tmp_path / "calibration.png")
+    vectors = torch.randn(200, 8)
+    evaluation_figures.draw_embeddings(vectors, labels, names_of(3), tmp_path / "points.png")
+    (_, below), (points,) = (figure.axes for figure in drawn)
+    assert sum(bar.get_height() for bar in below.patches) == 600
+    assert legend(points) == ["no label, or several", *names_of(3)]
+    single = int((labels.sum(1) == 1).sum())
+    grey, coloured = points.collections[:2]
+    assert [len(dots.get_offsets()) for dots in (grey, coloured)] == [200 - single, single]
+    assert len(np.unique(coloured.get_facecolors(), axis=0)) == 3
+
+
 @pytest.mark.parametrize("channels, count", [(1, 0), (1, 2), (3, 32)])
 def test_images_are_drawn_with_what_is_known_of_them(
     channels: int, count: int, drawn: list[Any], tmp_path: Path
