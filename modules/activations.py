@@ -6,8 +6,9 @@ the output projection), "blocks.2.attention.weights", the same of "cross_attenti
 "blocks.2.feedforward", and "hidden" (what the last norm returns); of the network, "logits". Blocks
 of an MLP-Mixer have "blocks.2.token_mixing" instead of attention. With the order "res_post" the
 norm at the end of a branch belongs to its sub-layer. Names of an encoder-decoder begin with
-"encoder." or "decoder.". Blocks count from 0. Without hooks nothing differs from a network that was
-never looked into.
+"encoder." or "decoder.", those of a Swin with "stages.0." and so on; its weights are those of all
+tokens of the grid, 0 between windows. Blocks count from 0. Without hooks nothing differs from a
+network that was never looked into.
 """
 
 import difflib
@@ -23,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from modules.attention import AttentionCache, MultiHeadAttention, ScoreFunction
 from modules.masks import Mask
 from modules.transformer import ResPostBlock, Stack
+from modules.windows import WindowAttention
 
 Change = Callable[[Tensor], Tensor | None]  # gets an activation; None: it stays as it is
 Hook = Callable[[Change], RemovableHandle]  # calls a change in each forward pass from now on
@@ -100,7 +102,31 @@ def hook_heads(attention: MultiHeadAttention, change: Change) -> RemovableHandle
     return hook_input(attention.output, by_head)
 
 
-def hook_weights(attention: MultiHeadAttention, change: Change) -> RemovableHandle:
+def hook_window_heads(attention: WindowAttention, change: Change) -> RemovableHandle:
+    """The change sees (B, N, H, D), of tokens in the order of the grid."""
+    windows = attention.windows
+    inner = attention.attention
+
+    def by_head(x: Tensor) -> Tensor | None:
+        tokens = windows.crop(x)  # (B, P P, H D) -> (B, N, H D)
+        changed = change(tokens.unflatten(-1, (inner.heads, -1)))  # (B, N, H, D)
+        return None if changed is None else windows.fill(changed.flatten(2))  # (B, P P, H D)
+
+    return hook_input(inner.output, by_head)
+
+
+def hook_window_weights(attention: WindowAttention, change: Change) -> RemovableHandle:
+    """The change sees (B, H, N, N) of all tokens of the grid, 0 between windows."""
+    windows = attention.windows
+
+    def on_grid(weights: Tensor) -> Tensor | None:
+        changed = change(windows.to_grid(weights))
+        return None if changed is None else windows.from_grid(changed, weights)
+
+    return hook_weights(attention, on_grid)
+
+
+def hook_weights(attention: nn.Module, change: Change) -> RemovableHandle:
     """The change sees (B, H, N, M); the slower formula of `attention` computes them."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -112,7 +138,8 @@ def hook_weights(attention: MultiHeadAttention, change: Change) -> RemovableHand
 
 
 def stacks(net: nn.Module) -> dict[str, Stack]:
-    """The stacks of blocks of a network by prefix: "" for one, or "encoder." and "decoder."."""
+    """The stacks of blocks of a network by prefix: "" for one; "encoder." and "decoder."; or of a
+    Swin "stages.0." and so on."""
     found = {name: part for name, part in net.named_modules() if isinstance(part, Stack)}
     if len(found) == 1:
         return dict(zip([""], found.values(), strict=True))
@@ -130,6 +157,9 @@ def hooks_of(net: nn.Module) -> dict[str, Hook]:
                 if isinstance(module, MultiHeadAttention):
                     found[f"{name}.{part}.weights"] = partial(hook_weights, module)
                     found[f"{name}.{part}.heads"] = partial(hook_heads, module)
+                if isinstance(module, WindowAttention):
+                    found[f"{name}.{part}.weights"] = partial(hook_window_weights, module)
+                    found[f"{name}.{part}.heads"] = partial(hook_window_heads, module)
                 if part == "token_mixing":
                     found[f"{name}.{part}"] = partial(hook_transposed, module)
                 elif part in SUB_LAYERS:
@@ -216,7 +246,7 @@ def attention_parts(net: nn.Module) -> dict[str, tuple[str, str]]:
 
     Returns:
         {"": ("", "attention")}; of an encoder-decoder those of "encoder" and "decoder", which are
-        self-attention, and of "cross".
+        self-attention, and of "cross"; of a Swin those of "stages.0" and so on.
     """
     found = {}
     for prefix, stack in stacks(net).items():
@@ -276,7 +306,7 @@ def component(
         layer: Number of the block, from 0.
         head: Number of the head, from 0; None: all sub-layers of the block, or of "cross" its
             cross-attention.
-        part: "encoder", "decoder" or "cross" of an encoder-decoder, else "".
+        part: "encoder", "decoder" or "cross" of an encoder-decoder, "stages.0" of a Swin, else "".
 
     Raises:
         ValueError: There is no such block or head.

@@ -75,6 +75,33 @@ class Windows(NamedTuple):
         x = x.clone(memory_format=torch.contiguous_format)  # exported graphs rely on this layout
         return x.flatten(5).flatten(1, 4)  # (B, P P, H D)
 
+    def tokens(self, device: torch.device) -> Tensor:
+        """The token of the grid at each place of the windows, -1 where filled up: (W, A)."""
+        numbers = torch.arange(1, self.grid**2 + 1, device=device)[None, :, None]  # (1, G G, 1)
+        filled = self.fill(numbers)[:, None]  # (1, 1, P P, 1)
+        return self.partition(filled)[0, ..., 0] - 1  # (W, A)
+
+    def to_grid(self, weights: Tensor) -> Tensor:
+        """Attention weights of all tokens, 0 between windows: (B, W H, A, A) -> (B, H, G G, G G).
+
+        Weights of what fills the windows up are left out, so that rows may sum to less than 1.
+        """
+        size = self.grid**2
+        tokens = self.tokens(weights.device)  # (W, A)
+        parts = weights.unflatten(1, (self.rows**2, -1)).transpose(1, 2)  # (B, H, W, A, A)
+        whole = parts.new_zeros(*parts.shape[:2], size + 1, size + 1)  # with a place for token -1
+        whole[:, :, tokens[:, :, None], tokens[:, None]] = parts
+        return whole[:, :, :size, :size]
+
+    def from_grid(self, whole: Tensor, weights: Tensor) -> Tensor:
+        """The reverse, with `weights` where windows are filled up: -> (B, W H, A, A)."""
+        tokens = self.tokens(whole.device)  # (W, A)
+        found = whole[:, :, tokens[:, :, None], tokens[:, None]].transpose(1, 2)  # (B, W, H, A, A)
+        is_token = tokens >= 0
+        is_pair = is_token[:, :, None] & is_token[:, None]  # (W, A, A)
+        parts = weights.unflatten(1, (len(tokens), -1))  # (B, W, H, A, A)
+        return torch.where(is_pair[:, None], found, parts).flatten(1, 2)  # (B, W H, A, A)
+
     def adjacency(self, device: torch.device) -> Tensor:
         """What keeps tokens apart that only the shift has brought together: (W, 1, A, A).
 

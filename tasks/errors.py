@@ -40,6 +40,10 @@ class RunError(RuntimeError):
     """A valid request failed while it ran: a loss that became NaN, a full disk. Exit code 1."""
 
 
+class UnknownLength(UsageError):
+    """The schedule needs the number of steps of a training that only time ends."""
+
+
 @dataclass
 class ExitStatus:
     """A command's exit code: 0 done, 1 failed, 2 usage, 130 SIGINT, 141 SIGPIPE, 143 SIGTERM."""

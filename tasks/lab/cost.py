@@ -10,7 +10,7 @@ from io import StringIO
 from itertools import islice
 from typing import Any
 
-from tasks.errors import RunError, UsageError
+from tasks.errors import RunError, UnknownLength, UsageError
 
 BATCHES = 32  # whose tokens are counted: texts vary in length
 COMPUTED_BATCHES = 4  # of them, whose FLOPs are counted
@@ -39,6 +39,12 @@ def check_fit(task: str, arguments: list[str], where: str) -> StepCost:
         with redirect_stdout(StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself shows them
             return step_cost(task, arguments)
+    except UnknownLength as error:
+        raise UsageError(
+            f"{where}: minutes say nothing about the number of steps, which the schedule or its "
+            "warmup needs: add model.optimizer.schedule: constant and model.optimizer.warmup: 10, "
+            "in steps, to the options, or give budget.steps"
+        ) from error
     except (UsageError, RunError) as error:
         raise UsageError(f"{where}: {error}") from error
     except SystemExit as stop:  # of an option such as --help

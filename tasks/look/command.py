@@ -19,7 +19,7 @@ from tasks.errors import UsageError, usage_errors
 from tasks.inference import DeviceName, on_device
 from tasks.look.figures import save_figures
 from tasks.look.inspector import Component, Inspector, Interventions, shortened
-from tasks.look.inspectors import INSPECTORS
+from tasks.look.inspectors import INSPECTORS, inspector_of
 from tasks.look.page import render
 from tasks.look.positions import position_views
 from tasks.look.samples import test_inputs
@@ -36,7 +36,7 @@ class LookOptions:
         output: Folder to write: look.html, and the figures of the first input as SVG and PNG.
         ablate: Take out a head, as in 2.3 (layer 2, head 3, from 0), or a layer, as in 2, and show
             how the output changes; of a translator in its decoder, or as in encoder.2.3 or, of
-            cross-attention, cross.2.3.
+            cross-attention, cross.2.3; of a Swin by its stage, as in stages.1.0.3.
         patch: Replace what a head or a layer adds, named as in --ablate, by what it adds for
             another input, and show how the output changes.
         patch_from: The other input, a text or an image, as long as each input; of a translator a
@@ -152,8 +152,8 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         inspector = load_inspector(task, options)
         if not any(name.endswith(".weights") for name in activation_names(inspector.net)):
             raise UsageError(
-                f"--ckpt_path {options.ckpt_path} has no attention between all tokens to look at: "
-                'it is a Swin, or its stack.order is "mixer"; give another network'
+                f"--ckpt_path {options.ckpt_path} has no attention to look at: its stack.order is "
+                '"mixer"; give another network'
             )
         interventions = read_interventions(inspector.net, options)
         if not inputs:
@@ -190,7 +190,7 @@ def load_inspector(task: str, options: LookOptions) -> Inspector:
             f"--ckpt_path {options.ckpt_path} is of task '{other}', not '{task}': use "
             f"`{program(other)} look`"
         )
-    return INSPECTORS[task](model)
+    return inspector_of(task, model)
 
 
 @contextmanager
@@ -218,10 +218,10 @@ def read_interventions(net: nn.Module, options: LookOptions) -> Interventions:
 
 
 def parse_component(net: nn.Module, value: str | None, option: str) -> Component | None:
-    """A head or a layer, as in 2.3, 2 or cross.2.3; of a translator in the decoder by default."""
+    """A head or a layer, as in 2.3, 2, cross.2.3 or stages.1.0.3; by default in the decoder."""
     if value is None:
         return None
-    match = re.fullmatch(r"(?:([a-z]+)\.)?(\d+)(?:\.(\d+))?", value)
+    match = re.fullmatch(r"(?:([a-z]+|stages\.\d+)\.)?(\d+)(?:\.(\d+))?", value)
     if match is None:
         raise UsageError(
             f"{option} {value}: give a layer and a head, as in 2.3, or a layer, as in 2"

@@ -25,6 +25,7 @@ from tasks.look.views import Heads, Matrix, Sample, Table, View
 LIKELIEST = 5
 NAME_LENGTH = 60  # characters of an input that name it
 KL_DIVERGENCE = "Kullback-Leibler divergence in nats"
+VISIBLE = 1e-30  # least weight of a key that is not masked; windows mask by -100, which is not 0
 TITLES = {  # of attention, by the part of the network
     "": "self-attention",
     "encoder": "encoder self-attention",
@@ -72,7 +73,7 @@ class AttentionLayers(NamedTuple):
 
     @property
     def title(self) -> str:
-        return TITLES[self.part]
+        return attention_title(self.part)
 
 
 class Inspector:
@@ -87,7 +88,7 @@ class Inspector:
         self.model = model
         self.net = model.net
 
-    def mean_distance(self, weights: Tensor) -> Tensor:
+    def mean_distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         """Of self-attention, in `distance_unit`: (..., N, N) -> (...)."""
         return token_distance(weights)
 
@@ -177,7 +178,7 @@ class Inspector:
         entropies = entropy(weights).mean(-1)  # (L, H)
         views: list[View] = [head_matrix(title, entropies, note, "nats", uniform)]
         if layers.part != "cross":
-            distance = self.mean_distance(weights)  # (L, H)
+            distance = self.mean_distance(weights, layers)  # (L, H)
             note = f"in {self.distance_unit}, mean over the queries"
             title = f"mean distance of {layers.title}"
             largest = float(distance.max())
@@ -271,7 +272,7 @@ class Inspector:
             every = [changes_of(layer, head) for head in (*heads, None)]
             after = [self.changed_logits(inputs, changes) for changes in every]
             rows.append([self.difference(logits, one) for one in after])
-        title += f" of {TITLES[part]}" if part else ""
+        title += f" of {attention_title(part)}" if part else ""
         columns = [*map(str, heads), "layer" if sub_layer == "attention" else "all"]
         note = f"{note}: {self.difference_name}"
         names = [*map(str, range(len(rows)))]
@@ -317,14 +318,20 @@ def shortened(text: str) -> str:
     return text if len(text) <= NAME_LENGTH else f"{text[: NAME_LENGTH - 1]}…"
 
 
+def attention_title(part: str) -> str:
+    """What a kind of attention is called: "stages.1" is that in windows of a Swin."""
+    return TITLES.get(part) or f"self-attention in windows of stage {part.removeprefix('stages.')}"
+
+
 def uniform_entropy(weights: Tensor) -> float:
     """The entropy if each query weighs all keys that it sees alike, in nats, mean over the queries.
 
     Args:
-        weights: (L, H, N, M). A key that is masked has the weight 0 in all of them.
+        weights: (L, H, N, M). A key that is masked has the weight 0 in all heads of a layer. The
+            layer whose queries see most counts.
     """
-    visible = (weights > 0).flatten(0, 1).any(0).sum(-1)  # (N,)
-    return float(visible.clamp(min=1).log().mean())
+    visible = (weights > VISIBLE).any(1).sum(-1)  # (L, N)
+    return float(visible.clamp(min=1).log().mean(-1).max())
 
 
 def head_matrix(title: str, values: Tensor, note: str, value_name: str, largest: float) -> Matrix:

@@ -13,6 +13,7 @@ from datamodules.sources.base import shortened
 from modules.activations import attention_parts, stacks
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.measures import token_losses
+from modules.models.swin import Swin
 from tasks.look.inspector import (
     LIKELIEST,
     AttentionLayers,
@@ -20,7 +21,12 @@ from tasks.look.inspector import (
     Inspector,
     Interventions,
 )
-from tasks.look.pictures import EncoderInspector, ImageInspector, PixelInspector
+from tasks.look.pictures import (
+    EncoderInspector,
+    ImageInspector,
+    PixelInspector,
+    WindowInspector,
+)
 from tasks.look.token_views import MAX_ROWS, cut_note, induction_views, lens, neighbours
 from tasks.look.views import Matrix, Sample, Table, Tokens, View
 from tasks.seq2seq.attend import token_labels
@@ -280,6 +286,13 @@ class TranslationInspector(TextInspector):
         if "decoder." in stacks(self.net):
             tabs["logit lens"] = [self.lens(activations, labels, "decoder.")]
         return tabs
+
+
+def inspector_of(task: str, model: Any) -> Inspector:
+    """The inspector of a model of a task."""
+    if isinstance(model.net, Swin):
+        return WindowInspector(model)
+    return INSPECTORS[task](model)
 
 
 INSPECTORS: dict[str, type[Inspector]] = {

@@ -1,6 +1,7 @@
 """What is shown of the models of images: weights over the picture."""
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,11 +9,19 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from modules.activations import activation_names, attention_parts, weight_names
 from modules.measures import patch_distance, token_losses
-from tasks.look.inspector import AttentionLayers, ClassifierInspector, Inspector
+from tasks.look.inspector import (
+    AttentionLayers,
+    ClassifierInspector,
+    Inspector,
+    attention_title,
+)
 from tasks.look.token_views import induction_views, lens, neighbours
 from tasks.look.views import Heads, Matrix, View
+from tasks.vit.attend import grid_labels
 
+LARGEST_GRID = 1024  # tokens of a stage of a Swin: weights are its square for each head
 LENS_PIXELS = 256  # columns of a matrix with texts, 66 points each on the page
 
 
@@ -28,7 +37,7 @@ class PictureInspector(Inspector):
         grid: tuple[int, int] = self.net.config.grid
         return grid
 
-    def mean_distance(self, weights: Tensor) -> Tensor:
+    def mean_distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         return patch_distance(weights, self.grid, self.net.config.patch_size)
 
     def inputs(self, batch: Mapping[str, Any]) -> list[Sequence[Any]]:
@@ -45,6 +54,53 @@ class ImageInspector(ClassifierInspector, PictureInspector):
     """Views of image classifiers."""
 
     model_name = "ImageClassifier"
+
+
+class WindowInspector(ImageInspector):
+    """Views of Swins: attention in windows, of each stage in the grid of its own."""
+
+    @property
+    def stages(self) -> dict[str, tuple[int, int]]:
+        """Part, as of `attention_parts`: side of the grid in tokens, of a token in pixels."""
+        config = self.net.config
+        sizes = [(side, config.patch_size * 2**i) for i, side in enumerate(config.grids)]
+        return dict(zip(attention_parts(self.net), sizes, strict=True))
+
+    def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
+        found = []
+        for part, (side, _) in self.stages.items():
+            if side**2 > LARGEST_GRID:
+                warnings.warn(
+                    f"{attention_title(part)} has {side**2:,} tokens: look shows the attention of "
+                    f"at most {LARGEST_GRID:,}, so that of this stage is left out",
+                    stacklevel=2,
+                )
+                continue
+            names = grid_labels(side, side)
+            found.append(AttentionLayers(part, names, names))
+        return found
+
+    def activations(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
+        """As in the base class, without weights that are not shown."""
+        names = {*activation_names(self.net)}
+        for part, (side, _) in self.stages.items():
+            if side**2 > LARGEST_GRID:
+                names -= {*weight_names(self.net, part)}
+        return self.model.activations(*inputs, names=[*names])
+
+    def mean_distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
+        side, size = self.stages[layers.part]
+        return patch_distance(weights, (side, side), size)
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
+    ) -> Heads:
+        side, size = self.stages[layers.part]
+        image = self.model.pixels(inputs[0])  # (C, S, S)
+        missing = side * size - image.shape[-1]  # if 2 x 2 tokens do not fill the grid before
+        image = F.pad(image, (0, missing, 0, missing))
+        view = Inspector.heads(self, title, weights, layers, inputs)
+        return replace(view, image=image, grid=(side, side))
 
 
 class EncoderInspector(PictureInspector):
@@ -77,7 +133,7 @@ class PixelInspector(PictureInspector):
         _, rows, columns = self.model.shape
         return rows, columns
 
-    def mean_distance(self, weights: Tensor) -> Tensor:
+    def mean_distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         return patch_distance(with_last_key(weights), self.grid, 1)
 
     def heads(

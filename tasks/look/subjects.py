@@ -9,9 +9,10 @@ from modules.activations import attention_parts
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.measures import patch_distance, token_distance
 from tasks.look.inspector import AttentionLayers
+from tasks.look.pictures import with_last_key
 from tasks.look.views import Heads
 from tasks.seq2seq.attend import token_labels
-from tasks.vit.attend import patch_labels
+from tasks.vit.attend import grid_labels, patch_labels
 
 LONGEST = 512  # tokens that are read: the weights of all layers are in memory together
 
@@ -81,6 +82,34 @@ class ImageSubject(Subject):
         return Heads(title, weights, layers.queries, layers.keys, steps, image, grid)
 
 
+class PixelSubject(Subject):
+    """An image for a language model of pixels: the queries are the pixels that it predicts."""
+
+    unit = "pixels"
+
+    def __init__(self, task: Any, batch: dict[str, Any]) -> None:
+        super().__init__(task, batch)
+        self.tokens = task.model.palette.encode(self.batch["image"])  # (1, N)
+        self.grid = (task.model.size, task.model.size)
+
+    def run(self) -> None:
+        self.net(self.task.model.inputs(self.tokens))
+
+    def attention_layers(self) -> list[AttentionLayers]:
+        names = grid_labels(*self.grid)
+        return [AttentionLayers("", names, ["start", *names])]
+
+    def distance(self, weights: Tensor) -> Tensor:
+        return patch_distance(with_last_key(weights), self.grid, 1)
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, steps: list[str]
+    ) -> Heads:
+        weights = with_last_key(weights)
+        image = self.task.model.palette.decode(self.tokens.cpu())[0]
+        return Heads(title, weights, layers.queries, layers.keys, steps, image, self.grid)
+
+
 class EncoderSubject(Subject):
     """A text of a text classifier or of a masked language model."""
 
@@ -137,5 +166,6 @@ SUBJECTS: dict[str, type[Subject]] = {
     "bert": EncoderSubject,
     "mlm": EncoderSubject,
     "lm": LanguageSubject,
+    "igpt": PixelSubject,
     "seq2seq": PairSubject,
 }

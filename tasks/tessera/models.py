@@ -121,7 +121,7 @@ class Model:
             layer: Number of the block, from 0.
             head: Number of the head, from 0; None: the whole block, or of "cross" its
                 cross-attention.
-            part: "encoder", "decoder" or "cross" of an encoder-decoder.
+            part: "encoder", "decoder" or "cross" of an encoder-decoder, "stages.0" of a Swin.
 
         Raises:
             UsageError: There is no such block or head.
@@ -264,8 +264,8 @@ def split_into_batches(rows: Sequence[Any], batch_size: int) -> list[Sequence[An
 def no_attention() -> UsageError:
     """Returns the error of a network without attention between all tokens."""
     return UsageError(
-        "this network has no attention between all tokens: it is a Swin, or its stack.order is "
-        '"mixer"'
+        "this network has no attention between all tokens, as it is a Swin or its stack.order is "
+        '"mixer": `activations` returns what is inside, also the weights in windows'
     )
 
 

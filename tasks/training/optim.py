@@ -10,10 +10,10 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from datamodules.utils.errors import UsageError
 from modules.config import require
 from modules.parameter_groups import parameter_depths, parameter_roles
 from tasks.checkpoints.reading import check_tensor
+from tasks.errors import UnknownLength, UsageError
 from tasks.lightning_patches import clippable
 from tasks.training.muon import Muon
 
@@ -315,7 +315,7 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
     """
     needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
     if total_steps < 1 or (needs_end and total_steps == math.inf):
-        raise UsageError(
+        raise UnknownLength(
             f"the schedule {config.schedule} with warmup {config.warmup} needs the number of "
             "steps: set --trainer.max_epochs or --trainer.max_steps, or, with noam or constant, a "
             "warmup of 1 or more steps"

@@ -69,7 +69,7 @@ class ViTTask(ImageTask, ClassifierTask):
                 "--model.teacher.keep_outputs needs images that are the same in each epoch: add "
                 f"{off}, or leave it out"
             )
-        self.refused_commands = () if has_full_attention(net) else ("look",)
+        self.refused_commands = ("look",) if net.stack.order == "mixer" else ()
         self.pretrained = pretrained
         self.teacher_config = teacher
         self.tta = tta
@@ -92,7 +92,7 @@ class ViTTask(ImageTask, ClassifierTask):
         if options.get("look_every") is not None and not has_full_attention(options.model.net):
             raise UsageError(
                 "--look_every: the network has no attention between all tokens, as it is a Swin or "
-                'its stack.order is "mixer": leave it out'
+                'its stack.order is "mixer": leave it out; `look` shows a Swin after its training'
             )
         if options.model.pretrained is not None:
             from tasks.vit.architectures import check_described

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from modules.activations import changed, patch, recorded
 from modules.attention import MultiHeadAttention
 from modules.config import StackConfig
 from modules.models.swin import Swin, SwinConfig, second_version
@@ -46,6 +47,63 @@ def test_recorded_weights_are_those_of_windows() -> None:
     torch.testing.assert_close(net(x, cache=WeightRecorder(weights)), net(x))
     assert weights[0].shape == (2, 4 * 2, 9, 9)
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 8, 9))
+
+
+def plain_attention(net: WindowAttention, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of all tokens (B, H, N, N) by one masked softmax, and what heads add (B, N, H, D)."""
+    grid, size, shift = net.windows
+    place = torch.arange(grid * grid)
+    row, column = place // grid, place % grid
+    offsets = [a[:, None] - a + size - 1 for a in (row, column)]
+    near = torch.ones(grid * grid, grid * grid, dtype=torch.bool)
+    for axis in (row, column):
+        part = (axis - shift).div(size, rounding_mode="floor")  # -1: what the shift moves around
+        near &= part[:, None] == part
+    table = net.bias.offsets()  # (2S-1, 2S-1, H)
+    found = table[[offset.clamp(0, 2 * size - 2) for offset in offsets]].permute(2, 0, 1)
+    qkv = net.attention.qkv(x).unflatten(-1, (3, net.attention.heads, -1))  # (B, N, 3, H, D)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, N, D)
+    scores = q @ k.mT / q.shape[-1] ** 0.5 + found
+    weights = scores.masked_fill(~near, -torch.inf).softmax(-1)
+    return weights, (weights @ v).transpose(1, 2)
+
+
+@pytest.mark.parametrize("grid, size, shift", [(6, 3, 0), (6, 3, 1), (8, 4, 2), (2, 2, 0)])
+def test_activations_are_those_of_the_whole_grid(grid: int, size: int, shift: int) -> None:
+    stack = StackConfig(8, 2, 2)
+    net = shaken(Swin(SwinConfig(grid, 1, 1, 3, (2,), size, stack=stack))).eval()
+    block: Any = net.stages[0].stack.blocks[1]  # type: ignore[union-attr]
+    block.attention.windows = Windows(grid, size, shift)
+    images = torch.randn(2, 1, grid, grid)
+    with recorded(net, "blocks.*") as found:
+        expected = net(images)
+    x = block.norm1(found["blocks.0"])
+    weights, heads = plain_attention(block.attention, x)
+    torch.testing.assert_close(found["blocks.1.attention.weights"], weights)
+    torch.testing.assert_close(found["blocks.1.attention.heads"], heads)
+    for name in ("weights", "heads"):
+        same = {f"blocks.1.attention.{name}": lambda x: x.clone()}
+        with changed(net, same):
+            torch.testing.assert_close(net(images), expected)
+    with changed(net, {"blocks.1.attention.weights": torch.zeros_like}):
+        without = net(images)
+    with changed(net, {"blocks.1.attention.heads": patch(0.0)}):
+        torch.testing.assert_close(net(images), without)
+    assert not torch.allclose(without, expected)
+
+
+def test_weights_of_windows_that_are_filled_up() -> None:
+    """A token outside the grid is no key; what it is given is missing."""
+    net = shaken(Swin(SwinConfig(4, 1, 1, 3, (1,), 3, stack=StackConfig(8, 1, 2)))).eval()
+    images = torch.randn(1, 1, 4, 4)
+    name = "blocks.0.attention.weights"
+    with recorded(net, name) as found:
+        expected = net(images)
+    total = found[name].sum(-1).unflatten(-1, (4, 4))  # (B, H, 4, 4)
+    torch.testing.assert_close(total[..., :3, :3], torch.ones(1, 2, 3, 3))
+    assert (total[..., 3, :] < 0.99).all() and (total[..., :, 3] < 0.99).all()
+    with changed(net, {name: lambda x: x.clone()}):
+        torch.testing.assert_close(net(images), expected)
 
 
 @pytest.mark.parametrize("config", [TINY, SECOND], ids=["first", "second"])

@@ -49,7 +49,10 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"seeds": []}, ("seeds",)),
     ({"budget": {"stpes": 3}}, ("budget", "'steps'")),
     ({"budget": {"steps": -3}}, ("budget.steps", "-3")),
-    ({"budget": {"minutes": 1}}, ("order=pre", "schedule")),
+    (
+        {"budget": {"minutes": 1}},
+        ("order=pre", "schedule: constant", "warmup: 10", "budget.steps"),
+    ),
     ({"metric": {"name": "test/bleu", "goal": "maximize"}}, ("test/bleu", "test/acc")),
     ({"compare": {"model.net.stack.order": "pro"}}, ("compare", "'pre'")),
     ({"evaluations": {"far": {"data.lenght": 9}}}, ("evaluations.far", "--data.lenght")),

@@ -12,15 +12,18 @@ from scipy.stats import entropy
 
 from tasks.look.inspector import Interventions
 from tasks.look.inspectors import INSPECTORS
-from tasks.look.views import Matrix
+from tasks.look.page import png
+from tasks.look.training import look_callback
+from tasks.look.views import Heads, Matrix
 from tasks.tracking.loggers import STEP
 from tests.helpers.browser import Browser
 from tests.helpers.cases import signal_at
 from tests.helpers.command import ROOT, Console, process, run
 from tests.helpers.forked import Server
-from tests.helpers.page import content, tab_views
+from tests.helpers.page import content, tab_views, unpacked
 from tests.helpers.results import checkpoint, logged, same
 from tests.helpers.tiny import TINY, picture, write_data, write_images
+from tests.helpers.tiny_models import close
 from tests.helpers.wandb_files import end_run, history, records, scalars
 from tests.tasks.look.test_page import needs_browser
 from tests.tasks.tracking.test_wandb import KILL_AFTER_SENDING
@@ -76,6 +79,26 @@ def test_images_as_look_sees_them(task: str, tmp_path: Path) -> None:
     figures = {path.name for path in (folder / "look").glob("*-by-layer.*")}
     names = ("entropy", "distance", "gradient-norm")
     assert figures == {f"{name}-by-layer.{end}" for name in names for end in ("png", "svg")}
+
+
+def test_pixels_as_look_sees_them(tmp_path: Path) -> None:
+    """Of those that are predicted; the animation has the key that `look` adds."""
+    folder = fit("--look_every 2", "igpt")
+    model = tessera.load(folder / "checkpoints/last.ckpt", kind=tessera.ImageGenerator)
+    image = checkpoint(folder)["callbacks"]["TrainingLook"]["batch"]["image"][0]
+    tabs = INSPECTORS["igpt"](model).sample("", (image,), Interventions(effects=False)).tabs
+    values = curves(folder)
+    for name, view in zip(("entropy", "distance"), tabs["heads"], strict=False):
+        assert isinstance(view, Matrix)
+        for layer in range(2):
+            expected = pytest.approx(float(view.values[layer].mean()), abs=1e-4)
+            assert values[f"{name}/layer {layer}"][-1] == expected
+    (shown_heads,) = shown(folder)["attention"]
+    (heads,) = tabs["attention"]
+    assert isinstance(heads, Heads)
+    assert (shown_heads["queries"], shown_heads["keys"]) == (heads.queries, heads.keys)
+    close(unpacked(shown_heads)[-1], heads.weights[0], atol=0.01)
+    assert shown_heads["image"] == png(model.pixels(image))
 
 
 def test_translations_with_their_tokens(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +175,8 @@ def test_looking_changes_no_weight(tmp_path: Path, console: Console) -> None:
     assert run(f"fit {TINY['vit']} --trainer.fast_dev_run true --look_every 1 --run_dir d") == 0
     assert not Path("d").exists()
     console.refused("fit --look_every 0 --run_dir none", "--look_every 0")
-    console.refused("fit --look_every 2 --run_dir none", "--look_every", task="igpt")
+    with pytest.raises(tessera.UsageError, match="vit, .*not 'linear'"):
+        look_callback(2, Path("none"), "linear")
 
 
 def test_a_damaged_image_is_not_the_sample(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def logits(net: Any, images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("version", ["", pytest.param(SECOND, marks=pytest.mark.slow)])
 def test_a_run_is_used_by_every_command(version: str, console: Console) -> None:
     out, _ = console.printed(f"{FIT} {version} --run_dir r")
-    assert "Swin" in out and "vit export" in out and "vit look" not in out
+    assert "Swin" in out and "vit export" in out and "vit look" in out
     saved = yaml.safe_load(Path("r/config.yaml").read_text())["model"]["net"]
     assert saved["architecture"] == "swin" and saved["depths"] == [1, 2]
     accuracy = summary("r")["test/acc"]
@@ -66,7 +66,10 @@ def test_a_run_is_used_by_every_command(version: str, console: Console) -> None:
         torch.testing.assert_close(logits(loaded.net, images), expected)
     with pytest.raises(tessera.UsageError, match="Swin"):
         model.attention_map(image)
-    console.refused("look --ckpt_path r", "Swin")
+    out, _ = console.printed("look --ckpt_path r --samples 1 --ablate stages.1.1.2")
+    assert "wrote" in out and "without stages.1 layer 1, head 2" in out
+    console.refused("look --ckpt_path r --ablate 1.2", "--ablate", "stages.0, stages.1")
+    console.refused("look --ckpt_path r --ablate stages.0.1.0", "layer 1")
     out, _ = console.printed("profile --ckpt_path r --lengths 8 --repetitions 1")
     assert "stage 2 attention scores" in out
     for format in ("timm", "safetensors"):
