@@ -43,6 +43,7 @@ from .pixels import ImageGenerator
 from .texts import MaskedLanguageModel, TextClassifier
 from .translation import Translator
 
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights alone
 OPTION = "tessera.load"  # in messages, where the command line has the name of an option
 AnyModel = (
     ImageClassifier
@@ -103,7 +104,8 @@ def load(
         source: A run folder, of which the best checkpoint is taken, or else the last; a checkpoint;
             a folder of Hugging Face's or timm's layout, as `export` writes them; `hf/<model>` or
             `timm/<model>`, which are downloaded; or a .safetensors file that `tasks.vit export`
-            wrote, or one of timm that is named after its model, with timm's mean and std.
+            wrote, or a .safetensors, .pth, .pt or .bin file of timm's weights that is named after
+            its model, with timm's mean and std.
         device: Where to compute; "auto": on a GPU if there is one, but int8 on the CPU.
         threads: Threads of this process on a CPU; None: as they are.
         quantize: "int8": weights in a quarter of the memory, on a CPU; None: as they are.
@@ -139,7 +141,7 @@ def load(
 
 def find(source: str, option: str = OPTION) -> Model:
     """Returns the model that a path or a name stands for, on the CPU; messages name the option."""
-    if source.startswith("timm/") or Path(source).suffix == ".safetensors":
+    if source.startswith("timm/") or Path(source).suffix in WEIGHT_SUFFIXES:
         return image_weights(source, option)
     source = find_checkpoint(source, option)
     if source.startswith("hf/") or Path(source).is_dir():
