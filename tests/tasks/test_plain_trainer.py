@@ -1,6 +1,7 @@
 """Tasks in Python: `load_from_checkpoint`, and Lightning's Trainer without our command line."""
 
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, StackDataset, default_collate
 from datamodules.base import ResumableDataModule
 from datamodules.images import ImageData
 from modules.config import StackConfig
-from modules.models.vit import ViTConfig
+from modules.models.vit import VIT_PRESETS, ViTConfig
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.app import load
 from tasks.errors import UsageError
@@ -147,6 +148,16 @@ def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModul
     trainer.save_checkpoint("plain.ckpt")
     again = ViTTask.load_from_checkpoint("plain.ckpt")
     assert again.metadata == task.metadata
+
+
+def test_a_preset_with_other_sizes_than_the_data_is_refused_with_the_way_out() -> None:
+    data = ImageData(source="digits")
+    data.setup("fit")
+    metadata = data.metadata() | {"class_names": ["a", "b", "c"], "num_classes": 3}
+    net = VIT_PRESETS["digits"]
+    with pytest.raises(UsageError, match=r"data have 3: .*replace\(config, num_classes=None\)"):
+        ViTTask(net).build(metadata)
+    assert ViTTask(replace(net, num_classes=None)).build(metadata).config.num_classes == 3
 
 
 def test_data_of_a_checkpoint_that_names_none(console: Console) -> None:
