@@ -38,6 +38,7 @@ class BertTask(TextTask, ClassifierTask):
     """
 
     name = "bert"
+    needed_metadata = ("vocabulary", "pad_id", "max_length", "tokenizer_options")
     teacher: TextTeacher | None
     input_names = ("text", "text", "line")
 
