@@ -3,7 +3,7 @@
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,7 @@ class Task(pl.LightningModule):
     name: str  # of the task, as in `python -m tasks.NAME`
     monitor: str = "val/loss"  # the metric that decides which checkpoint is best
     monitor_mode: str = "min"
+    needed_metadata: Sequence[str] = ()  # of the data, besides those of base classes
     pretrained: str | None = None  # where `build` takes weights from
     refused_commands: Collection[str] = ()  # that its network cannot be used with
     # The network, with a `config`: a dataclass of primitives in which nothing is left open. None
@@ -239,7 +240,7 @@ class Task(pl.LightningModule):
         if not self.metadata and self.datamodule is not None:
             self.metadata = self.datamodule.metadata()
         torch.manual_seed(run_seed())  # initial weights follow from the seed alone
-        with usage_errors(), missing_entries(self.metadata):
+        with usage_errors(), missing_entries(self.metadata, type(self)):
             self.net = self.build(self.metadata)
             optim.freeze(self.net, self.optimizer_config.freeze)
         if self.restored is not None:

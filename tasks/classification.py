@@ -1,5 +1,6 @@
 """What classification tasks share: problem type, metrics, result files."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class ClassifierTask(Task):
         kwargs: Those of `Task`.
     """
 
+    needed_metadata: Sequence[str] = ("class_names", "problem_type", "target_mean", "target_std")
     teacher_config = TeacherConfig()
     # Metadata that are options of `data.dataset`, too.
     dataset_metadata: tuple[str, ...] = ("class_names",)

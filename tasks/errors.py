@@ -145,16 +145,25 @@ def _option_of_path(path: str, arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def missing_entries(metadata: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the `KeyError` of an entry that the metadata of the data lack into a `UsageError`."""
+def missing_entries(metadata: Mapping[str, Any], task: type = object) -> Iterator[None]:
+    """Raises `UsageError` about entries that the metadata of the data lack.
+
+    Those are in `needed_metadata` of a task or its base classes, or of a `KeyError` raised inside.
+    """
+    kinds = reversed(task.__mro__)
+    needed = [name for kind in kinds for name in vars(kind).get("needed_metadata", ())]
     try:
+        if missing := [name for name in needed if name not in metadata]:
+            raise KeyError(*missing)
         yield
     except KeyError as error:
         if error.args[0] in metadata:
             raise
+        names = ", ".join(map(repr, error.args))
         raise UsageError(
-            f"the network needs {error} of the data: train on a datamodule whose metadata have it, "
-            "or set task.metadata, as datamodules/README.md lists them"
+            f"the task needs {names} of the data: train on a datamodule whose metadata have "
+            f"{'it' if len(error.args) == 1 else 'them'}, or set task.metadata, as "
+            "datamodules/README.md lists them"
         ) from error
 
 

@@ -24,12 +24,13 @@ from tasks.checkpoints.pretrained import (
 )
 from tasks.checkpoints.weights import PRETRAINED, fill_config, load_pretrained_weights
 from tasks.errors import UsageError, usage_errors
-from tasks.options import Options
+from tasks.options import Options, merge_options
 from tasks.problems import external_targets
 from tasks.text import fill_vocabulary
 
 Net = TypeVar("Net", bound=nn.Module)
 TASKS = ("mlm", "bert")  # whose checkpoints hold an encoder
+DEFAULT_LENGTH = 128  # of --data.max_length
 
 
 def fit_to_data(
@@ -56,11 +57,19 @@ def fit_to_data(
 
 
 def pretrained_options(source: str) -> Options:
-    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options."""
+    """Returns the network and the tokenizer of `--model.pretrained SOURCE` as options.
+
+    Fewer learned positions than the default length of texts also shorten the texts.
+    """
     if source.endswith(".ckpt"):
-        return checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
-    folder = ModelFolder(source, FAMILIES)
-    return model_options(folder.path, asdict(replace(folder.config, num_classes=None)))
+        options = checkpoint_options(source, TASKS, num_classes=None, next_sentence=False)
+    else:
+        folder = ModelFolder(source, FAMILIES)
+        options = model_options(folder.path, asdict(replace(folder.config, num_classes=None)))
+    net = options["model"]["net"]
+    if net["position"] == "learned" and net["max_length"] < DEFAULT_LENGTH:
+        return merge_options(options, {"data": {"max_length": net["max_length"]}})
+    return options
 
 
 def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, dict[str, Any]]:

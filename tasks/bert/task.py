@@ -39,6 +39,7 @@ class BertTask(TextTask, ClassifierTask):
     """
 
     name = "bert"
+    needed_metadata = ("vocabulary", "pad_id", "max_length", "tokenizer_options")
     teacher: TextTeacher | None
     input_names = ("text", "text", "line")
 

@@ -111,9 +111,9 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote. Exported files "
-            "and those of other libraries are for `fit --model.pretrained` and tessera.load of "
-            "Python"
+            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote. Weights of other "
+            "libraries are for `fit --model.pretrained` and tessera.load of Python, as a folder or "
+            "a .safetensors, .pth or .bin file"
         )
     entry = checkpoint[KEY]
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION

@@ -182,5 +182,8 @@ def fill_config(config: Config, sizes: Mapping[str, Any]) -> Config:
     for name, value in sizes.items():
         asked = getattr(config, name)
         if asked not in (None, value):
-            raise UsageError(f"--model.net.{name} {asked}: the data have {value}: leave it out")
+            raise UsageError(
+                f"--model.net.{name} {asked}: the data have {value}: leave it out, or in Python "
+                f"use replace(config, {name}=None)"
+            )
     return replace(config, **sizes)  # type: ignore[type-var]

@@ -111,7 +111,7 @@ def table_of_differences(plan: Plan, points: Mapping[Point, Mapping[int, float]]
     header = [*names, "compared with", "pairs", "difference", f"{percent} interval", "verdict"]
     text = "\nDifferences are paired by seed, with Student's t interval. Of 20 comparisons without "
     text += "any effect, one is decided by chance on average. "
-    text += "Inconclusive: the interval contains 0.\n\n"
+    text += "Inconclusive: the interval contains 0, or its width does not exceed the rounding.\n\n"
     return text + markdown(header, rows)
 
 

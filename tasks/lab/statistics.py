@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.tracking.report import DIGITS
+
 CONFIDENCE = 0.95  # of all intervals
 T_QUANTILES = (  # P(|T| <= t) = 0.95 of Student's T with 1, 2, ... degrees of freedom
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
@@ -42,13 +44,17 @@ def paired_difference(
 ) -> Difference:
     """The mean of `values - base` over the seeds that both have, with its t interval.
 
+    The values are rounded to `DIGITS`: nothing within one unit of the last digit is decided.
+
     Args:
         values: A metric by seed.
         base: The same of what it is compared with.
         goal: "maximize" or "minimize" the metric.
     """
     seeds = sorted(values.keys() & base.keys())
+    unit = last_digit([*values.values(), *base.values()])
     differences = [values[seed] - base[seed] for seed in seeds]
+    differences = [0.0 if abs(one) < unit / 2 else one for one in differences]  # float noise
     mean, deviation = mean_and_deviation(differences)
     if len(seeds) < 2:
         verdict = "one seed decides nothing" if seeds else "no pair of runs has a result"
@@ -58,8 +64,18 @@ def paired_difference(
     high = mean + half
     if low == high == 0:
         verdict = "equal"
-    elif low <= 0 <= high:
+    elif low - unit <= 0 <= high + unit or high - low <= unit:
         verdict = f"inconclusive at {CONFIDENCE * 100:g} %"
     else:
         verdict = "better" if (mean > 0) == (goal == "maximize") else "worse"
     return Difference(mean, low, high, len(seeds), verdict)
+
+
+def last_digit(values: list[float]) -> float:
+    """One unit of the last significant digit of the largest value.
+
+    >>> last_digit([-6.46765, 0.5])
+    1e-05
+    """
+    largest = max(map(abs, values), default=0.0)
+    return float(f"1e{math.floor(math.log10(largest)) + 1 - DIGITS}") if largest else 0.0

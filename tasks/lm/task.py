@@ -61,6 +61,7 @@ class LMTask(TextTask):
     """
 
     name = "lm"
+    needed_metadata = ("vocabulary", "max_length", "tokenizer_options")
     peak = 0.0  # FLOP/s of one device
 
     def __init__(

@@ -219,9 +219,15 @@ class Inspector:
         for name in component(self.net, *interventions.patch):
             found, needed = len(others[name]), len(activations[name])  # of (N, ...)
             if found != needed:
+                part = interventions.patch.part
+                theirs, own = (
+                    next(one.queries for one in self.attention_layers(*texts) if one.part == part)
+                    for texts in (self.patch_inputs(inputs, patch_from), inputs)
+                )
                 raise UsageError(
-                    f"--patch_from has {found} tokens, but {shortened(inputs[0])!r} has {needed}: "
-                    "give a text of as many tokens"
+                    f"--patch_from has {found} tokens ({' '.join(theirs)}), but "
+                    f"{shortened(inputs[0])!r} has {needed} ({' '.join(own)}): give a text of as "
+                    "many tokens"
                 )
         logits = activations["logits"]
         changes = patching(self.net, batch, *interventions.patch)

@@ -355,7 +355,7 @@ def why_not_measured(points: list[Point], options: ProfileOptions, device: str) 
     if needed > available:
         return (
             f"Times are left out: weights, gradients, moments and activations would take about "
-            f"{needed / 2**30:,.0f} GiB, and {available / 2**30:,.0f} GiB are free."
+            f"{needed / 2**30:,.1f} GiB, and {available / 2**30:,.1f} GiB are free."
         )
     peak = matmul_peak(torch.device(device), "32-true")
     total = sum(2 * point.flops[0] + point.flops[1] for point in points)

@@ -45,6 +45,7 @@ from .pixels import ImageGenerator
 from .texts import MaskedLanguageModel, TextClassifier
 from .translation import Translator
 
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")  # of files of weights alone
 OPTION = "tessera.load"  # in messages, where the command line has the name of an option
 AnyModel = (
     ImageClassifier
@@ -104,8 +105,9 @@ def load(
     Args:
         source: A run folder, of which the best checkpoint is taken, or else the last; a checkpoint;
             a folder of Hugging Face's or timm's layout, as `export` writes them; `hf/<model>` or
-            `timm/<model>`, which are downloaded; or a .safetensors file that `export` wrote, or one
-            of timm that is named after its model, with timm's mean and std.
+            `timm/<model>`, which are downloaded; a .safetensors file that `export` wrote; or a
+            .safetensors, .pth, .pt or .bin file of timm's weights that is named after its model,
+            with timm's mean and std.
         device: Where to compute; "auto": on a GPU if there is one, but int8 on the CPU.
         threads: Threads of this process on a CPU; None: as they are.
         quantize: "int8": weights in a quarter of the memory, on a CPU; None: as they are.
@@ -141,8 +143,8 @@ def load(
 
 def find(source: str, option: str = OPTION) -> Model:
     """Returns the model that a path or a name stands for, on the CPU; messages name the option."""
-    is_file = Path(source).suffix == ".safetensors" and not Path(source).is_dir()
-    if is_file and "task" in read_header(source, option):
+    is_file = Path(source).suffix in WEIGHT_SUFFIXES and not Path(source).is_dir()
+    if source.endswith(".safetensors") and is_file and "task" in read_header(source, option):
         return from_checkpoint(read_exported(source, option), source)
     if is_file or source.startswith("timm/"):
         return image_weights(source, option)

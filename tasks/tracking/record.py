@@ -21,7 +21,7 @@ from tasks.base import Task
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
-from tasks.tracking.report import draw_curves, evaluated_samples, format_count
+from tasks.tracking.report import DIGITS, draw_curves, evaluated_samples, format_count
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import check_monitors
 
@@ -58,9 +58,9 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
 
 
 def round_floats(value: Any) -> Any:
-    """Floats in nested primitives with 6 significant digits."""
+    """Floats in nested primitives with `DIGITS` significant digits."""
     if isinstance(value, float):
-        return float(f"{value:.6g}")
+        return float(f"{value:.{DIGITS}g}")
     if isinstance(value, dict):
         return {key: round_floats(item) for key, item in value.items()}
     return value

@@ -28,6 +28,7 @@ METRIC_TITLES = {  # of axes
     "r2": "R²",
     "rmse": "root mean squared error",
 }
+DIGITS = 6  # significant ones of numbers in summary.json, test.json and val.json
 MANY_CLASSES = 20  # more have no legend, and no numbers in a confusion matrix
 
 

@@ -1,5 +1,6 @@
 """What tasks on images share: augmentation and normalisation."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,8 @@ class ImageTask(Task):
         augment: Random augmentation of training images.
         kwargs: Those of `Task`.
     """
+
+    needed_metadata: Sequence[str] = ("channels", "mean", "std")
 
     def __init__(self, augment: AugmentConfig = AugmentConfig(), **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -38,7 +38,7 @@ def save_merges(folder: Path, texts: list[str], names: tuple[str, ...]) -> int:
 
 
 def encoder_folder(
-    folder: Path, architecture: str, classes: tuple[str, ...] = ("neg", "pos")
+    folder: Path, architecture: str, classes: tuple[str, ...] = ("neg", "pos"), **settings: Any
 ) -> Any:
     """An encoder and its tokenizer."""
     folder.mkdir(exist_ok=True)
@@ -50,7 +50,7 @@ def encoder_folder(
         (folder / "tokenizer.json").write_text(tokenizer.to_json())
         size = tokenizer.vocab_size
     named: dict[str, Any] = {"id2label": dict(enumerate(classes)), "num_labels": len(classes)}
-    return save_model(folder, architecture, vocab_size=size, **named)
+    return save_model(folder, architecture, vocab_size=size, **named, **settings)
 
 
 def decoder_folder(folder: Path, architecture: str, texts: list[str], **settings: Any) -> Any:

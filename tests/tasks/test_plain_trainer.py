@@ -1,6 +1,7 @@
 """Tasks in Python: `load_from_checkpoint`, and Lightning's Trainer without our command line."""
 
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, StackDataset, default_collate
 from datamodules.base import ResumableDataModule
 from datamodules.images import ImageData
 from modules.config import StackConfig
-from modules.models.vit import ViTConfig
+from modules.models.vit import VIT_PRESETS, ViTConfig
 from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.app import load
 from tasks.errors import UsageError
@@ -135,18 +136,40 @@ class ResumableSquares(ResumableDataModule):
 def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModule) -> None:
     task = ViTTask(net=SMALL_NET, optimizer=OptimConfig(lr=1e-2, schedule="constant"))
     trainer = plain_trainer()
-    with pytest.raises(UsageError, match="'class_names'"):
+    with pytest.raises(UsageError) as refusal:
         trainer.fit(task, data)
-    targets = {"num_classes": 2, "target_mean": 0.0, "target_std": 1.0}
-    task.metadata = {"problem_type": "single_label_classification", **targets}
-    task.metadata |= {"class_names": ["dark", "bright"], "channels": 1, "image_size": 8}
-    task.metadata |= {"mean": [0.5], "std": [0.5]}
+    metadata = {"problem_type": "single_label_classification", "target_mean": 0.0}
+    metadata |= {"target_std": 1.0, "class_names": ["dark", "bright"], "channels": 1}
+    task.metadata = {**metadata, "mean": [0.5], "std": [0.5]}
+    assert all(f"'{name}'" in str(refusal.value) for name in task.metadata)
     trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
     trainer.fit(task, data)
     assert trainer.test(task, data, verbose=False)[0]["test/acc"] == 1
     trainer.save_checkpoint("plain.ckpt")
     again = ViTTask.load_from_checkpoint("plain.ckpt")
     assert again.metadata == task.metadata
+
+
+def test_all_metadata_that_a_task_lacks_are_named() -> None:
+    needed = {"lm": ["vocabulary", "max_length", "tokenizer_options"]}
+    needed["bert"] = [*needed["lm"], "pad_id", "class_names", "problem_type", "target_mean"]
+    for name, entries in needed.items():
+        task = classes(name)[0]()
+        task.trainer = plain_trainer()
+        task.metadata = {"languages": None}
+        with pytest.raises(UsageError) as refusal:
+            task.configure_model()
+        assert all(f"'{entry}'" in str(refusal.value) for entry in entries)
+
+
+def test_a_preset_with_other_sizes_than_the_data_is_refused_with_the_way_out() -> None:
+    data = ImageData(source="digits")
+    data.setup("fit")
+    metadata = data.metadata() | {"class_names": ["a", "b", "c"], "num_classes": 3}
+    net = VIT_PRESETS["digits"]
+    with pytest.raises(UsageError, match=r"data have 3: .*replace\(config, num_classes=None\)"):
+        ViTTask(net).build(metadata)
+    assert ViTTask(replace(net, num_classes=None)).build(metadata).config.num_classes == 3
 
 
 def test_data_of_a_checkpoint_that_names_none(console: Console) -> None:

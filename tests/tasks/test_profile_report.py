@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from modules.init import INITS
 from modules.models.swin import SWIN_PRESETS
 from modules.norm import NORMS
 from modules.windows import RELATIVE_BIASES, TableBias
-from tasks.profiling.command import own_variants
+from tasks.profiling.command import ProfileOptions, own_variants, why_not_measured
 from tasks.profiling.report import Profile, crossover_sentence
 from tasks.profiling.timing import Point
 from tests.helpers.command import Console, Patch
@@ -38,6 +39,12 @@ def test_a_crossover_outside_of_the_lengths_is_not_a_number() -> None:
 
     assert "about 8 tokens" in " ".join(sentence(2.0).split())
     assert "not within the lengths here, 4 to 16 tokens" in " ".join(sentence(0.1).split())
+
+
+def test_memory_that_is_lacking_has_decimals() -> None:
+    size = Point("length", 8, None, 1, 8, 8, 10**15, (0, 0))
+    reason = why_not_measured([size], ProfileOptions(), "cpu")
+    assert re.search(r"about [\d,]+\.\d GiB, and [\d,]+\.\d GiB are free", reason)
 
 
 def test_the_largest_part_is_named(console: Console) -> None:

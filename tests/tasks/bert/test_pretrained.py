@@ -163,6 +163,19 @@ def test_hugging_face_and_back(task: str, head: str, family: str, console: Conso
         assert back.config.id2label == {0: "neg", 1: "pos"}
 
 
+@pytest.mark.parametrize("task", ["bert", "mlm"])
+def test_few_positions_shorten_the_texts_unless_their_length_is_given(
+    task: str, console: Console
+) -> None:
+    write_reviews(Path("hub"))
+    encoder_folder(Path("theirs"), "BertForMaskedLM", max_position_embeddings=24)
+    line = f"{FIT} hub --model.pretrained theirs".replace("--data.max_length 16", "")
+    assert run(f"{line} --run_dir r", task) == 0
+    assert checkpoint("r")["tessera"]["metadata"]["max_length"] == 24
+    refused = f"{line} --data.max_length 25 --run_dir s"
+    console.refused(refused, "--data.max_length 25", "24 learned positions", task=task)
+
+
 def assert_rows(folder: str, weights: dict[str, torch.Tensor], rows: list[int] | None) -> None:
     """Compares a classifier with rows of another one; None: it was initialised anew."""
     state = checkpoint(folder)["state_dict"]

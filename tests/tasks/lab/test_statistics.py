@@ -12,6 +12,7 @@ from tasks.lab.plan import Plan, Run
 from tasks.lab.results import Result, differences
 from tasks.lab.scaling import Law, fit_law, interval, scaling_report
 from tasks.lab.statistics import paired_difference, t_quantile
+from tasks.lab.tables import format_number
 
 HOFFMANN = Law(1.69, 406.4, 0.34, 410.7, 0.28)  # 2022, equation 10
 SIZES = torch.tensor([1e5, 3e5, 1e6, 3e6, 1e7]).double().repeat_interleave(4)
@@ -51,6 +52,22 @@ def test_one_seed_decides_nothing() -> None:
     assert none.pairs == 0
     assert not {one.verdict, none.verdict} & {"better", "worse", "equal"}
     assert len({one.verdict, none.verdict, equal.verdict}) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "base", "mean"),
+    [
+        ([6.46765, 6.52341], [6.46766, 6.52342], -1e-5),  # both by one unit of the last digit
+        ([0.51, 0.52, 0.53], [0.5, 0.51, 0.52], 0.01),  # no deviation but float noise
+        ([0.1 + 0.2, 2.5], [0.3, 2.5], 0.0),
+    ],
+)
+def test_differences_within_the_rounding_decide_nothing(
+    values: list[float], base: list[float], mean: float
+) -> None:
+    found = paired_difference(dict(enumerate(values)), dict(enumerate(base)), "minimize")
+    assert found.verdict not in ("better", "worse")
+    assert format_number(found.mean) == format_number(mean)
 
 
 def test_differences_of_the_means_over_the_other_axis() -> None:

@@ -331,6 +331,17 @@ def test_cross_attention_of_a_translator(runs: Path, console: Console) -> None:
     assert cross["values"][1][1] == pytest.approx(found["patching"][0]["rows"][-1][2], rel=1e-4)
 
 
+def test_the_tokens_of_a_text_to_patch_from_that_does_not_fit_are_said(
+    runs: Path, console: Console
+) -> None:
+    line = f"look --ckpt_path {runs}/seq2seq --patch encoder.0.1 --text 'two three'"
+    pair = tessera.load(runs / "seq2seq", kind=tessera.Translator).model.tokenizer
+    sources = [pair.encode_sources([text], 9)[0][0] for text in ("two", "two three")]
+    shown = [" ".join(token_labels(pair.source, tokens)) for tokens in sources]
+    assert len(set(shown)) == 2
+    console.refused(f"{line} --patch_from two", *(f"({one})" for one in shown), task="seq2seq")
+
+
 BAD = {
     "another task": ("look --ckpt_path {lm}", "vit"),
     "no such layer": ("look --ckpt_path {vit} --ablate 1.0", "vit"),

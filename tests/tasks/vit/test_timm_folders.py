@@ -13,7 +13,7 @@ from timm.data import ImageNetInfo
 
 from tasks.errors import UsageError
 from tests.helpers.command import Console, Patch, run
-from tests.helpers.tiny import write_images
+from tests.helpers.tiny import Malicious, write_images
 from tests.helpers.tiny_models import close
 from tests.parity.vit import timm_model
 from tests.tasks.vit.test_timm import FIT, assert_same_features, trained
@@ -105,6 +105,22 @@ def test_a_file_named_after_a_model_has_its_mean_and_std(name: str) -> None:
     model = tessera.load(f"{name}.safetensors")
     cfg = timm.get_pretrained_cfg(name)
     assert (model.metadata["mean"], model.metadata["std"]) == ([*cfg.mean], [*cfg.std])
+
+
+def test_a_file_that_torch_saved_is_loaded_as_safetensors_are() -> None:
+    state = timm_model("vit_tiny_patch16_224", num_classes=3).state_dict()
+    save_file(state, "vit_tiny_patch16_224.safetensors")
+    torch.save(state, "vit_tiny_patch16_224.pth")
+    expected, found = (
+        tessera.load(f"vit_tiny_patch16_224.{ending}", kind=tessera.ImageClassifier)
+        for ending in ("safetensors", "pth")
+    )
+    assert found.metadata == expected.metadata
+    image = torch.randint(0, 256, (3, 224, 224), dtype=torch.uint8)
+    assert torch.equal(found.logits(image), expected.logits(image))
+    torch.save({"weight": Malicious()}, "vit_tiny_patch16_224.pth")
+    with pytest.raises(UsageError, match="could run code"):
+        tessera.load("vit_tiny_patch16_224.pth")
 
 
 def test_grey_weights_named_after_a_model_of_colour_images_are_trained(console: Console) -> None:
