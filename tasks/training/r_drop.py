@@ -1,5 +1,6 @@
 """R-Drop (Liang 2021): two passes with dropout learn to agree."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -44,49 +45,45 @@ def token_r_drop_loss(
         smoothing: Label smoothing.
         weight: Of the divergence.
     """
-    return TokenRDrop.apply(*hidden, head.weight, head.bias, targets, smoothing, weight)
+
+    def chunk_loss(rows: slice, hidden1: Tensor, hidden2: Tensor, *head: Tensor) -> Tensor:
+        """The share of C tokens, (C, E) twice, in the loss, ()."""
+        log_p = linear(hidden1, *head).log_softmax(-1, torch.float32)  # (C, V)
+        log_q = linear(hidden2, *head).log_softmax(-1, torch.float32)
+        loss1 = smoothed_losses(log_p, targets[rows], smoothing).mean()
+        loss2 = smoothed_losses(log_q, targets[rows], smoothing).mean()
+        loss = r_drop_loss(loss1, loss2, class_divergence(log_p, log_q), weight)
+        return loss * (len(log_p) / len(targets))
+
+    table = [head.weight] if head.bias is None else [head.weight, head.bias]
+    return ChunkedLoss.apply(chunk_loss, *hidden, *table)
 
 
-class TokenRDrop(torch.autograd.Function):
-    """`token_r_drop_loss`; computes the gradients with the loss, chunk by chunk."""
+class ChunkedLoss(torch.autograd.Function):
+    """Sum of the losses of chunks of rows; their gradients are computed with them, one by one."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden1: Tensor,
-        hidden2: Tensor,
-        table: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        smoothing: float,
-        weight: float,
+        ctx: Any, loss: Callable[..., Tensor], hidden1: Tensor, hidden2: Tensor, *head: Tensor
     ) -> Tensor:
-        """(S, E) twice, (V, E), (V,) or None, (S,) -> ()."""
-        inputs = [one for one in (hidden1, hidden2, table, bias) if one is not None]
-        grads = [torch.zeros_like(one) for one in inputs]
-        total = table.new_zeros(())
-        for start in range(0, len(targets), TOKENS_PER_CHUNK):
+        """(S, E) twice, and the parameters of the head -> ()."""
+        grads = [torch.zeros_like(one) for one in (hidden1, hidden2, *head)]
+        total = hidden1.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(hidden1), TOKENS_PER_CHUNK):
             rows = slice(start, start + TOKENS_PER_CHUNK)
             views = [grads[0][rows], grads[1][rows], *grads[2:]]
             with torch.enable_grad():
-                leaves = [hidden1[rows], hidden2[rows], *inputs[2:]]
-                leaves = [one.detach().requires_grad_() for one in leaves]
-                log_p, log_q = (
-                    linear(one, *leaves[2:]).log_softmax(-1, torch.float32) for one in leaves[:2]
-                )  # (C, V) each
-                loss1 = smoothed_losses(log_p, targets[rows], smoothing).mean()
-                loss2 = smoothed_losses(log_q, targets[rows], smoothing).mean()
-                loss = r_drop_loss(loss1, loss2, class_divergence(log_p, log_q), weight)
-                loss = loss * (len(log_p) / len(targets))
-            for grad, found in zip(views, torch.autograd.grad(loss, leaves), strict=True):
+                inputs = (hidden1[rows], hidden2[rows], *head)
+                leaves = [one.detach().requires_grad_() for one in inputs]
+                part = loss(rows, *leaves)
+            for grad, found in zip(views, torch.autograd.grad(part, leaves), strict=True):
                 grad += found
-            total += loss.detach()
+            total += part.detach()
         ctx.save_for_backward(*grads)
         return total
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """() -> the gradients of the hidden states, the table and the bias."""
-        found = [grad * one for one in ctx.saved_tensors]
-        return (*found, *[None] * (7 - len(found)))
+        """() -> the gradients of the hidden states and of the head."""
+        return None, *(grad * one for one in ctx.saved_tensors)
