@@ -96,8 +96,9 @@ def test_a_run_keeps_what_comes_with_the_weights(
     model, transform = theirs
     for row in table("p.csv"):
         with torch.no_grad():
-            expected = model(transform(Image.open(row["path"]))[None])[0].softmax(-1).max()
-        assert float(row["probability_1"]) == pytest.approx(float(expected), abs=1e-4)
+            expected = model(transform(Image.open(row["path"]))[None])[0].softmax(-1)  # (K,)
+        found = torch.tensor([float(row[name]) for name in CLASSES])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     console.printed("export --ckpt_path r --format timm --output out")
     assert_same_logits("out", images, *theirs)
     back = timm.create_model("local-dir:out", pretrained=True).eval()
@@ -179,7 +180,7 @@ def test_an_export_to_hugging_face_prepares_pictures_as_here(
     images: Path, console: Console
 ) -> None:
     net = f"--model.net.image_size {SIDE} --model.net.patch_size 8"
-    data = "--data.dataset.interpolation bicubic --data.dataset.crop_pct 0.9"
+    data = "--data.dataset.interpolation bicubic --data.dataset.crop_pct 0.8"
     line = f"{FIT} {net} {data} --model.net.stack.width 32 --model.net.stack.heads 2 --run_dir r"
     console.printed(line, "mae")
     console.printed("export --ckpt_path r --output out", "mae")
@@ -190,4 +191,4 @@ def test_an_export_to_hugging_face_prepares_pictures_as_here(
         found = processor(image, do_normalize=False, do_rescale=False, return_tensors="pt")
         one, other = (model.pixels(path) for model in ours)  # (C, S, S)
         assert torch.equal(one, other)
-        assert (found["pixel_values"][0].int() - one.int()).abs().max() <= 2  # torch's bicubic
+        assert (found["pixel_values"][0].int() - one.int()).abs().max() <= 2  # as torch resizes

@@ -34,7 +34,7 @@ def theirs() -> Any:
     more = {"label_names": NAMES, "label_descriptions": DESCRIBED}
     arguments = {**SIZES, "num_classes": len(NAMES)}
     timm.models.save_for_hf(model, "theirs", more, arguments, safe_serialization=True)
-    change(lambda settings: settings["pretrained_cfg"].update(mean=MEAN, std=STD))
+    change(lambda settings: settings["pretrained_cfg"].update(mean=MEAN, std=STD, crop_pct=1.0))
     return model
 
 
