@@ -245,6 +245,7 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
         folder = Path(source).resolve()
     else:
         hint = f", or hf/{source} for a model of the hub" if may_be_on_hub(source) else ""
+        refuse_file_of_folder(source, option)
         if Path(source).is_file():
             raise UsageError(f"{option} {source} is a file of another kind; give {wanted}")
         raise UsageError(f"{option} {source}: no such file or folder; give {wanted}{hint}")
@@ -263,15 +264,26 @@ def model_folder(source: str, option: str = PRETRAINED) -> Path:
 def find_checkpoint(source: str, option: str = CKPT_PATH) -> str:
     """Returns the best checkpoint of a run folder; any other path, and `hf/<model>`, as it is.
 
-    Raises `UsageError` for the name of a model of the hub without hf/.
+    Raises `UsageError` for the name of a model of the hub without hf/, and for a file of a folder.
     """
     source = best_checkpoint(source)
+    refuse_file_of_folder(source, option)
     is_name = may_be_on_hub(source) and not source.startswith("hf/")
     if is_name and not source.endswith(".ckpt") and not Path(source).exists():
         raise UsageError(
             f"{option} {source}: there is no such file or folder; a model of the hub is hf/{source}"
         )
     return source
+
+
+def refuse_file_of_folder(source: str, option: str) -> None:
+    """Raises `UsageError` for weights that have a config.json beside them; it names the folder."""
+    file = Path(source)
+    is_weights = file.suffix in (".safetensors", ".bin") and file.is_file()
+    if is_weights and file.with_name("config.json").is_file():
+        raise UsageError(
+            f"{option} {source} holds only the weights of a model: give its folder, {file.parent}"
+        )
 
 
 def may_be_on_hub(source: str) -> bool:

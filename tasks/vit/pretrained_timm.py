@@ -15,7 +15,7 @@ from modules.models.vit import ViTConfig
 from modules.pretrained.images import Conversion, conversion, timm_conversion
 from modules.pretrained.weights import build_on_meta
 from modules.schema import check_value
-from tasks.checkpoints.pretrained import distinct, downloading
+from tasks.checkpoints.pretrained import distinct, downloading, refuse_file_of_folder
 from tasks.checkpoints.weights import State, read_weights
 from tasks.errors import UsageError, unknown_name
 from tasks.options import Options, flat
@@ -81,6 +81,8 @@ class TimmFiles(Pretrained):
                 raise UsageError(
                     f"{option} {source}: {file} ({reason}): repair or move it"
                 ) from error
+        if "model_type" in settings:  # of transformers
+            refuse_file_of_folder(source, option)
         self.find_base(settings)
         self.is_described = self.base is not None
 

@@ -74,6 +74,20 @@ def test_training_from_a_folder(theirs: Any, console: Console) -> None:
     assert trained("s")[0].config.image_size == 48
 
 
+def test_a_file_of_a_folder(theirs: Any, console: Console) -> None:
+    """Of timm it is enough; otherwise the message names the folder to give."""
+    file = "theirs/model.safetensors"
+    assert tessera.load(file).class_names[0] == "cat"
+    told = (file, "give its folder, theirs")
+    console.refused(f"fit --model.pretrained {file}", *told, task="mae")
+    console.refused(f"fit --model.pretrained {file}", *told, task="bert")
+    console.refused(f"generate --ckpt_path {file}", *told, task="lm")
+    Path("theirs/config.json").write_text(json.dumps({"model_type": "vit"}))
+    console.refused(f"fit --model.pretrained {file}", *told)
+    with pytest.raises(UsageError, match="give its folder, theirs$"):
+        tessera.load(file)
+
+
 @pytest.mark.parametrize("edit, named", [
     (lambda settings: settings.update(architecture="vit_of_tomorrow"), "which model"),
     (lambda settings: settings.update(architecture="resnet26"), "ResNet; .*--model.teacher.path"),
