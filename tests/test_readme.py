@@ -23,6 +23,7 @@ from PIL import Image
 from torch import nn
 
 from datamodules.sources import SOURCES
+from modules.attention import ATTENTIONS
 from modules.models.bert import BertClassifier, BertMaskedLM
 from modules.models.gpt import Decoder
 from modules.models.images import build_image_net
@@ -93,7 +94,7 @@ def test_examples(
         import ray
 
         request.addfinalizer(ray.shutdown)
-    registries = {"SOURCES": SOURCES, "POSITIONS": POSITIONS}
+    registries = {"SOURCES": SOURCES, "POSITIONS": POSITIONS, "ATTENTIONS": ATTENTIONS}
     for registry, name in re.findall(r'^(\w+)\["(\w+)"\] = ', code, re.M):
         monkeypatch.setitem(registries[registry], name, None)  # removes the example's entry later
     module = types.ModuleType("readme_example")

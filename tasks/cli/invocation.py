@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from tasks.base import Task
 from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.checkpoints.resume import read_run, run_folder
 from tasks.cli.app import App, load, program
@@ -218,12 +219,18 @@ class Invocation:
         if "pretrained" in self.saved_options["model"]:
             self.saved_options = merge_options(self.saved_options, {"model": {"pretrained": None}})
 
-    def next_commands(self, limit: str, refused: Collection[str]) -> list[str]:
-        """Commands to try after a fit, without those that the network refuses.
+    def next_commands(self, limit: str, task: Task) -> list[str]:
+        """Commands to try after a fit of the task, without those that its network refuses.
 
-        `limit` is the Trainer's option that ends training.
+        `limit` is the Trainer's option that ends training. What was fine-tuned is exported for the
+        library that its weights came from.
         """
+        refused = task.refused_commands
         lines = [line for line in self.app.next_commands if line.split()[0] not in refused]
+        source = task.pretrained or ""
+        if source.startswith(("timm/", "hf/")) or Path(source or "no folder").is_dir():
+            to = f"--format {self.app.library_format}"
+            lines = [re.sub(r"--format \w+", to, line) for line in lines]
         lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         if pretrains := self.app.pretrains:

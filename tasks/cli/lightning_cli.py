@@ -359,7 +359,7 @@ class TaskCLI(LightningCLI):
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
         print_skipped(self.datamodule, folder)
         limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
-        commands = self.invocation.next_commands(limit, self.model.refused_commands)
+        commands = self.invocation.next_commands(limit, self.model)
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from modules.measures import cosine_similarity
 from modules.position import Position, grid_positions
-from modules.transformer import Stack
 from tasks.look.views import Curves, Matrix, View
 from tasks.vit.attend import grid_labels
 
@@ -25,13 +25,13 @@ def position_views(net: nn.Module) -> list[View]:
         if isinstance(part, Position):
             title = name.replace(".", " ")
             tables = [p.shape[-1] for p in part.parameters() if p.ndim > 1]
-            width = next(m for m in net.modules() if isinstance(m, Stack)).config.width
-            views += views_of(part, title, max(tables, default=width))
+            stack: Any = net.get_submodule(f"{name.removesuffix('position')}stack").config
+            views += views_of(part, title, max(tables, default=stack.width), stack.causal)
     return views
 
 
-def views_of(position: Position, title: str, width: int) -> list[View]:
-    """Views of one encoding, of vectors of `width` E."""
+def views_of(position: Position, title: str, width: int, causal: bool = False) -> list[View]:
+    """Views of one encoding, of vectors of `width` E; `causal`: without keys after the query."""
     device = next(iter([*position.parameters(), torch.empty(0)])).device
     positions = grid_positions(position.grid, device)[:, :LONGEST]  # (1, N, A)
     size = positions.shape[1]
@@ -53,9 +53,11 @@ def views_of(position: Position, title: str, width: int) -> list[View]:
     bias = position.bias(positions, positions)
     if bias is not None:
         middle = bias[0, :, size // 2].float().cpu()  # (H, N), of the query in the middle
-        heads = {f"head {head}": row for head, row in enumerate(middle.tolist())}
+        keys = size // 2 + 1 if causal else size
+        heads = {f"head {head}": row for head, row in enumerate(middle[:, :keys].tolist())}
         caption = f"{title}: added to the scores of query {names[size // 2]}"
-        views = [curves(caption, names, {**heads}, "bias", "over the positions of the keys" + cut)]
+        note = "over the positions of the keys" + ", up to the query" * causal + cut
+        views = [curves(caption, names[:keys], {**heads}, "bias", note)]
         return [*views, *bias_matrices(position, title, bias[0], names[:LONGEST_BIAS])]
     return []
 

@@ -51,6 +51,7 @@ APP = App(
         "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
     ),
+    library_format="timm",
 )
 
 if __name__ == "__main__":

@@ -1,13 +1,17 @@
 """The views of position encodings."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from modules.config import StackConfig
+from modules.models.gpt import Decoder, DecoderConfig
+from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
 from modules.position import build_position
-from tasks.look.positions import LONGEST, LONGEST_BIAS, views_of
+from tasks.look.positions import LONGEST, LONGEST_BIAS, position_views, views_of
 from tasks.look.views import Curves, Matrix
-from tests.helpers.tiny_models import close
+from tests.helpers.tiny_models import CROSS, STACK, close
 
 
 @pytest.mark.parametrize("kind", ["alibi", "t5"])
@@ -29,6 +33,17 @@ def test_each_head_of_a_bias_is_a_heat_map_of_queries_and_keys(
     is_cut = grid == (300,)
     assert (f"first {LONGEST} of 300 positions" in lines.note) == is_cut
     assert (f"first {LONGEST_BIAS} of 300 positions" in heads[0].note) == is_cut
+
+
+def test_the_bias_of_a_causal_model_ends_with_the_query() -> None:
+    config = Seq2SeqConfig(20, 20, 8, position="t5", encoder=STACK, decoder=CROSS)
+    views = position_views(Seq2Seq(config))
+    ends = {one.title.split()[0]: one.x[-1] for one in views if isinstance(one, Curves)}
+    assert ends == {"encoder": 7, "decoder": 4}
+    config = DecoderConfig(20, 8, position="alibi", stack=replace(STACK, causal=True))
+    lines = position_views(Decoder(config))[0]
+    assert isinstance(lines, Curves) and "query 4" in lines.title
+    assert [len(line) for line in lines.lines.values()] == [len(lines.x)] * STACK.heads == [5] * 4
 
 
 @pytest.mark.parametrize("kind", ["learned", "sinusoidal", "rotary"])

@@ -1,6 +1,7 @@
 """Models of timm in Python, by name and from folders of timm's layout: equal logits and classes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def test_training_from_a_folder(theirs: Any, console: Console) -> None:
     write_images(Path("images"), ("n3", "n4", "n1", "n2"), side=32)
     out, _ = console.printed(f"{FIT} --model.pretrained theirs --run_dir r")
     assert "anew" not in out
+    (suggested,) = re.findall(r"export .*--format timm", out)
+    assert run(suggested) == 0
     net, metadata = trained()
     assert (metadata["mean"], metadata["std"]) == (MEAN, STD)
     assert_same_features(net, theirs)
