@@ -186,6 +186,18 @@ def test_texts_of_other_problem_types_are_learned(
         assert sum(exact) / len(exact) == pytest.approx(summary["test/exact_match"], abs=1e-3)
 
 
+@pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])
+def test_balanced_sampling_needs_one_class_for_each_sample(
+    problem_type: str, tmp_path: Path, console: Console
+) -> None:
+    data = labelled_texts(tmp_path, problem_type)
+    error = console.refused(
+        f"fit {TINY_TEXTS} {data} --data.balanced true --run_dir r", task="bert"
+    )
+    message = "error: --data.balanced true needs samples with one class each: leave it out."
+    assert error.strip() == message and not Path("r").exists()
+
+
 @pytest.mark.parametrize("task", ["vit", "bert"])
 def test_a_run_says_that_it_uses_a_part_of_the_labels(task: str, console: Console) -> None:
     line = f"fit {NET} --trainer.max_epochs 1 --trainer.limit_val_batches 1 --model.net.pool mean"
