@@ -39,15 +39,11 @@ def plain_cross_entropy(
     counted = targets != IGNORE_INDEX  # (S,)
     logits = logits[counted]  # (S, V) -> (S', V)
     log_denominator = logits.logsumexp(1, keepdim=True)  # (S', 1)
-    losses = smoothed_losses(logits - log_denominator, targets[counted], smoothing)  # (S',)
-    losses = losses + z_loss * log_denominator[:, 0].square()
+    log_probs = logits - log_denominator  # (S', V)
+    target_log_probs = log_probs.gather(1, targets[counted, None])  # (S', 1)
+    losses = -(1 - smoothing) * target_log_probs - smoothing * log_probs.mean(1, keepdim=True)
+    losses = losses + z_loss * log_denominator.square()
     return losses.sum() / counted.sum().clamp(min=1)
-
-
-def smoothed_losses(log_probs: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """The losses above without the z-loss: log p (S, V) and targets (S,) -> (S,)."""
-    target_log_probs = log_probs.gather(1, targets[:, None])[:, 0]  # (S, 1) -> (S,)
-    return -(1 - smoothing) * target_log_probs - smoothing * log_probs.mean(1)
 
 
 def align_rows(rows: int) -> int:

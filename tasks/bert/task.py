@@ -22,7 +22,6 @@ from tasks.text import TextTask
 from tasks.tracking.class_scores import calibration_error, roc_curve
 from tasks.tracking.evaluated import EvaluatedSamples
 from tasks.training.distillation import TextTeacherConfig, cosine_loss
-from tasks.training.r_drop import check_r_drop, r_drop_loss
 
 
 class BertTask(TextTask, ClassifierTask):
@@ -52,7 +51,8 @@ class BertTask(TextTask, ClassifierTask):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_r_drop(r_drop)
+        if r_drop < 0:
+            raise ValueError(f"r_drop {r_drop} must not be negative")
         self.net_config = net
         self.r_drop = r_drop
         self.reset_head = reset_head
@@ -110,9 +110,8 @@ class BertTask(TextTask, ClassifierTask):
         loss = self.training_loss(logits, labels)
         if self.r_drop:
             second = self.net(tokens, padding_mask)
-            second_loss = self.training_loss(second, labels)
-            divergence = self.problem.divergence(logits, second)
-            loss = r_drop_loss(loss, second_loss, divergence, self.r_drop)
+            loss = (loss + self.training_loss(second, labels)) / 2
+            loss = loss + self.r_drop * self.problem.divergence(logits, second) / 2
         if self.teacher is None:
             return logits, loss
         if taught is None:

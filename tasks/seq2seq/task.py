@@ -32,7 +32,6 @@ from tasks.seq2seq.scores import TranslationScores, table
 from tasks.text import MeanOf, TextTask
 from tasks.tracking.media import Picture, Table, render_picture
 from tasks.training.averaging import LastWeights
-from tasks.training.r_drop import check_r_drop, token_r_drop_loss
 from tasks.training.throughput import TokenCount
 
 PRINTED = 3  # translations of the test that a run prints at its end
@@ -88,8 +87,6 @@ class Seq2SeqTask(TextTask):
     Args:
         net: The network. Null sizes of vocabularies and lengths come from the data.
         label_smoothing: Probability mass spread over all tokens (Szegedy 2016); from 0, below 1.
-        r_drop: Weight of the divergence of two passes with dropout (Liang 2021, there 5); it
-            doubles the time of a step; 0: one pass.
         decoding: How evaluation translates.
         average: Last validations whose mean weights are evaluated; these are also saved, and a
             checkpoint holds the weights of each (Vaswani 2017); null: none.
@@ -104,7 +101,6 @@ class Seq2SeqTask(TextTask):
         self,
         net: Seq2SeqConfig = SEQ2SEQ_PRESETS["tiny"],
         label_smoothing: float = 0.1,
-        r_drop: float = 0.0,
         decoding: DecodingConfig = DecodingConfig(),
         average: int | None = None,
         **kwargs: Any,
@@ -112,14 +108,12 @@ class Seq2SeqTask(TextTask):
         super().__init__(**kwargs)
         if not 0 <= label_smoothing < 1:
             raise ValueError(f"label_smoothing {label_smoothing} must be from 0 to below 1")
-        check_r_drop(r_drop)
         if average is not None and self.ema is not None:
             raise UsageError("--model.average and --model.ema exclude each other: leave one out")
         if average is not None and average < 2:
             raise UsageError(f"--model.average {average} must be at least 2 validations")
         self.net_config = net
         self.label_smoothing = label_smoothing
-        self.r_drop = r_drop
         self.decoding = decoding
         self.average = average
         self.token_count = TokenCount()
@@ -162,12 +156,12 @@ class Seq2SeqTask(TextTask):
         `tokens` are the targets moved right, `source_padding_mask` (B, M) is False at padding.
         """
         targets = batch["targets"]
+        hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
+        loss, correct = self.net.loss(hidden, targets, self.label_smoothing if training else 0.0)
         count = (targets != IGNORE_INDEX).sum()
         if training:
             self.token_count.add(count, len(targets))
-            return StepOutput(self.learn(batch), count, {}, {})
-        hidden = self.net(batch["source"], batch["tokens"], batch["source_padding_mask"])
-        loss, correct = self.net.loss(hidden, targets)
+            return StepOutput(loss, count, {}, {})
         texts, finished = self.translations(batch)
         outputs = {"acc": correct / count.clamp(min=1), "texts": texts, "finished": finished}
         pairs = {
@@ -176,18 +170,6 @@ class Seq2SeqTask(TextTask):
             "references": batch["reference"],
         }
         return StepOutput(loss, count, outputs, targets={"acc": count, **pairs})
-
-    def learn(self, batch: Batch) -> Tensor:
-        """Returns the training loss () of a batch as `step` has it."""
-        targets = batch["targets"]
-        inputs = (batch["source"], batch["tokens"], batch["source_padding_mask"])
-        if not self.r_drop:
-            return self.net.loss(self.net(*inputs), targets, self.label_smoothing)[0]
-        counted = targets != IGNORE_INDEX  # (B, N)
-        passes = self.net(*inputs)[counted], self.net(*inputs)[counted]  # (S, E) each
-        return token_r_drop_loss(
-            self.net.head, passes, targets[counted], self.label_smoothing, self.r_drop
-        )
 
     def translations(self, batch: Batch) -> tuple[list[str], list[bool]]:
         """Returns the translations of a batch, and whether each ended before the length limit."""

@@ -74,7 +74,6 @@ LOSSES = {  # of three training steps and of the test, by task and options
     ("igpt", ""): [2.839, 2.7117, 2.6752, 2.6897],
     ("seq2seq", ""): [3.3687, 3.1083, 2.8405, 2.7051],
     ("seq2seq", NO_SMOOTHING): [3.6347, 3.0415, 2.7187, 2.7568],
-    ("seq2seq", "--model.r_drop 5"): [3.3687, 3.1083, 2.8405, 2.7051],
     ("seq2seq", "--model.ema 0.5"): [3.3687, 3.1083, 2.8405, 2.7105],
     ("seq2seq", AVERAGE): [3.3687, 2.8979, 2.6618, 2.7084],
     ("seq2seq", PREFIX): [3.9513, 3.3427, 3.0519, 3.0969],

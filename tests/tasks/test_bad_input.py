@@ -273,7 +273,6 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "FIT pairs --model.decoding.val_beams 0": "--model.decoding.val_beams is 0",
         "FIT pairs --model.decoding.length_penalty 11": "--model.decoding.length_penalty is 11",
         "FIT pairs --model.decoding.max_new_tokens 0": "--model.decoding.max_new_tokens is 0",
-        "FIT pairs --model.r_drop -1": "--model.r_drop -1",
         "FIT pairs --model.average 1": "--model.average 1",
         "FIT pairs --model.average 3 --model.ema 0.9": "one",
         "FIT pairs --model.pretrained nowhere": "nowhere",

@@ -2,29 +2,23 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sacrebleu import corpus_bleu, corpus_chrf
-from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
 from datamodules.tokenizers import PairTokenizerConfig
 from datamodules.translation import TranslationData
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
-from modules.models.seq2seq import Seq2Seq
 from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.scores import ScoredTranslation, TranslationScores, table
-from tasks.seq2seq.task import Seq2SeqTask
-from tasks.training import r_drop
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import metrics, summary
 from tests.helpers.tiny import NO_UPDATES, PAIRS, SMALL_S2S, write_pairs
-from tests.helpers.tiny_models import LENGTH, SEQ2SEQ, VOCAB
 
 FIT = f"fit {SMALL_S2S} {PAIRS}"
 
@@ -53,40 +47,6 @@ def sum_losses(
         correct += int((logits.argmax(-1) == targets).sum())
         count += len(targets)
     return total, correct, count
-
-
-def test_r_drop_is_the_mean_of_two_losses_and_half_of_their_divergence(
-    monkeypatch: Patch,
-) -> None:
-    dropout = replace(SEQ2SEQ.decoder, dropout=0.5)
-    task = Seq2SeqTask(r_drop=3.0, label_smoothing=0.1)
-    task.net = Seq2Seq(replace(SEQ2SEQ, decoder=dropout))
-    source = torch.randint(VOCAB, (2, LENGTH))
-    tokens = torch.randint(VOCAB, (2, LENGTH))
-    targets = torch.randint(VOCAB, (2, LENGTH))
-    targets[1, 3:] = -100
-    mask = torch.arange(LENGTH).expand(2, LENGTH) < 4  # (2, N)
-    batch = {"source": source, "tokens": tokens, "targets": targets, "source_padding_mask": mask}
-    monkeypatch.setattr(r_drop, "TOKENS_PER_CHUNK", 4)  # of 11
-    torch.manual_seed(0)
-    found = task.learn(batch)
-    found.backward()
-    gradients = [parameter.grad for parameter in task.net.parameters()]
-    task.net.zero_grad()
-    torch.manual_seed(0)
-    passes = [task.net.logits(task.net(source, tokens, mask)) for _ in range(2)]  # (2, N, V)
-    losses = [
-        F.cross_entropy(logits.flatten(0, 1), targets.flatten(), label_smoothing=0.1)
-        for logits in passes
-    ]
-    one, two = (Categorical(logits=logits[targets >= 0]) for logits in passes)
-    divergence = kl_divergence(one, two).mean() + kl_divergence(two, one).mean()
-    assert float(divergence) > 0.01
-    expected = sum(losses) / 2 + 3.0 * divergence / 4
-    torch.testing.assert_close(found, expected)
-    expected.backward()
-    for gradient, parameter in zip(gradients, task.net.parameters(), strict=True):
-        torch.testing.assert_close(gradient, parameter.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_metrics_are_those_of_the_texts(translator: Path, console: Console) -> None:
