@@ -14,6 +14,8 @@ METADATA = {
     "target_std": 1.0,
     "channels": 3,
     "image_size": 8,
+    "interpolation": "bilinear",
+    "crop_pct": 1.0,
     "mean": [0.5] * 3,
     "std": [0.2] * 3,
 }

@@ -219,7 +219,9 @@ def test_an_export_to_timm_loads_there_and_here(version: int) -> None:
     assert_equal(net, theirs)
     assert [*theirs.pretrained_cfg["label_names"]] == METADATA["class_names"]
     options = pretrained_options("out")
-    assert options["data"]["dataset"] == {"mean": METADATA["mean"], "std": METADATA["std"]}
+    known = {"mean": METADATA["mean"], "std": METADATA["std"]}
+    known |= {"interpolation": "bilinear", "crop_pct": 1.0}
+    assert options["data"]["dataset"] == known
     saved = options["model"]["net"] | {"num_classes": 5}
     assert saved["pretrained_windows"] == (None if version == 1 else (3, 3))
     for size in ({}, {"image_size": 20, "window_size": 4}):
