@@ -26,6 +26,8 @@ from tasks.look.samples import test_inputs
 from tasks.look.views import Sample, Table
 from tasks.tracking.report import format_count
 
+DRAWN = 8  # inputs whose views are figures, too
+
 
 @dataclass(frozen=True, kw_only=True)
 class LookOptions:
@@ -33,7 +35,7 @@ class LookOptions:
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
-        output: Folder to write: look.html, and the figures of the first input as SVG and PNG.
+        output: Folder to write: look.html, and the figures of the first 8 inputs as SVG and PNG.
         ablate: Take out a head, as in 2.3 (layer 2, head 3, from 0), or a layer, as in 2, and show
             how the output changes; of a translator in its decoder, or as in encoder.2.3 or, of
             cross-attention, cross.2.3; of a Swin by its stage, as in stages.1.0.3.
@@ -174,8 +176,12 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         print_changes(sample)
     print(f"wrote {folder / 'look.html'} ({format_count(len(samples), 'input')})")
     if options.figures:
-        written = save_figures({**samples[0].tabs, **shared}, folder)
+        written = save_figures(shared, folder)
+        for number, sample in enumerate(samples[:DRAWN], 1):
+            written += save_figures(sample.tabs, folder, f"{number}-" if len(samples) > 1 else "")
         print(f"wrote {format_count(len(written), 'figure')} as .svg and .png into {folder}")
+        if len(samples) > DRAWN:
+            print(f"the figures are those of the first {DRAWN} of {len(samples):,} inputs")
 
 
 def load_inspector(task: str, options: LookOptions) -> Inspector:

@@ -27,15 +27,15 @@ MAX_TABLE_ROWS = 40
 TILE = 64  # pixels of a small heat map, at least
 
 
-def save_figures(tabs: Mapping[str, Sequence[View]], folder: Path) -> list[Path]:
-    """Writes each view as TAB-TITLE.svg and .png; returns the .svg files.
+def save_figures(tabs: Mapping[str, Sequence[View]], folder: Path, prefix: str = "") -> list[Path]:
+    """Writes each view as TAB-TITLE.svg and .png after a prefix; returns the .svg files.
 
     Attention over a picture is TAB-TITLE-picture.
     """
     written = []
     for tab, views in tabs.items():
         for view in views:
-            stem = re.sub(r"\W+", "-", f"{tab} {view.title}".lower()).strip("-")
+            stem = prefix + re.sub(r"\W+", "-", f"{tab} {view.title}".lower()).strip("-")
             save_figure(DRAW[type(view)](view), folder / stem)
             written.append(folder / f"{stem}.svg")
             if isinstance(view, Heads) and view.image is not None:
