@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from tasks.base import Task
+from tasks.checkpoints.pretrained import read_settings
 from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.checkpoints.resume import read_run, run_folder
+from tasks.checkpoints.weights import PRETRAINED
 from tasks.cli.app import App, load, program
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.help_screens import take_help
@@ -44,6 +46,20 @@ def net_of(options: Options) -> Options:
     model = options.get("model")
     net = model.get("net") if isinstance(model, dict) else None
     return net if isinstance(net, dict) else {}
+
+
+def library_of(source: str | None) -> str | None:
+    """The library of pretrained weights, "timm" or "hf"; None: they are of `fit` or of a file."""
+    if source is None:
+        return None
+    if source.startswith(("timm/", "hf/timm/")):
+        return "timm"
+    if source.startswith("hf/"):
+        return "hf"
+    if not Path(source).is_dir():
+        return None
+    settings = read_settings(Path(source), "config.json", PRETRAINED)
+    return "timm" if "architecture" in settings else "hf"
 
 
 class Invocation:
@@ -227,8 +243,7 @@ class Invocation:
         """
         refused = task.refused_commands
         lines = [line for line in self.app.next_commands if line.split()[0] not in refused]
-        source = task.pretrained or ""
-        if source.startswith(("timm/", "hf/")) or Path(source or "no folder").is_dir():
+        if library_of(task.pretrained) == self.app.library_format:
             to = f"--format {self.app.library_format}"
             lines = [re.sub(r"--format \w+", to, line) for line in lines]
         lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
