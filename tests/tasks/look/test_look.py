@@ -64,22 +64,6 @@ def test_samples_of_the_test_split(
     assert (output / f"2-rollout-{rollout}.svg").exists() or task == "seq2seq"
 
 
-@pytest.mark.parametrize("count", [1, 9])
-def test_figures_of_each_input(count: int, runs: Path, console: Console) -> None:
-    """Numbered if there are several; at most of 8."""
-    texts = " ".join(f"--text '{word} film'" for word in "abcdefghi"[:count])
-    line = f"look --ckpt_path {runs}/bert/checkpoints/best.ckpt {texts} --effects false"
-    out, _ = console.printed(f"{line} --output out", "bert")
-    names = sorted(path.name for path in Path("out").glob("*prediction-prediction.svg"))
-    if count == 1:
-        assert names == ["prediction-prediction.svg"] and "of the first" not in out
-    else:
-        assert names == [f"{number}-prediction-prediction.svg" for number in range(1, 9)]
-        assert "the first 8 of 9 inputs" in out
-        texts_drawn = {Path("out", name).read_text() for name in names}
-        assert len(texts_drawn) == 8
-
-
 def test_next_tokens_are_those_after_the_last_token(runs: Path, console: Console) -> None:
     model = tessera.load(runs / "lm", kind=tessera.LanguageModel)
     text = "The two"

@@ -23,6 +23,7 @@ from tasks.look.figures import (
 from tasks.look.page import render
 from tasks.look.views import Curves, Heads, Matrix, Sample, Table, Tokens, View
 from tests.helpers.browser import CHROMIUM, Browser
+from tests.helpers.command import Console
 from tests.helpers.page import content, tab_views, unpacked
 from tests.helpers.tiny_models import close
 
@@ -259,3 +260,19 @@ def test_figures_for_papers(tmp_path: Path) -> None:
     for path in found:
         assert path.read_text().rstrip().endswith("</svg>")
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_figures_of_each_input(count: int, runs: Path, console: Console) -> None:
+    """Numbered if there are several; at most of 8."""
+    texts = " ".join(f"--text '{word} film'" for word in "abcdefghi"[:count])
+    line = f"look --ckpt_path {runs}/bert/checkpoints/best.ckpt {texts} --effects false"
+    out, _ = console.printed(f"{line} --output out", "bert")
+    names = sorted(path.name for path in Path("out").glob("*prediction-prediction.svg"))
+    if count == 1:
+        assert names == ["prediction-prediction.svg"] and "of the first" not in out
+    else:
+        assert names == [f"{number}-prediction-prediction.svg" for number in range(1, 9)]
+        assert "the first 8 of 9 inputs" in out
+        texts_drawn = {Path("out", name).read_text() for name in names}
+        assert len(texts_drawn) == 8
