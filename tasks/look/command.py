@@ -154,8 +154,9 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         inspector = load_inspector(task, options)
         if not any(name.endswith(".weights") for name in activation_names(inspector.net)):
             raise UsageError(
-                f"--ckpt_path {options.ckpt_path} has no attention to look at: its stack.order is "
-                '"mixer"; give another network'
+                f"--ckpt_path {options.ckpt_path} has no attention to look at, as its stack.order "
+                'is "mixer": in Python, `ablate` and `activations` of tessera.load show what its '
+                "layers do"
             )
         interventions = read_interventions(inspector.net, options)
         if not inputs:

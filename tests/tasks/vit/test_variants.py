@@ -41,7 +41,10 @@ def test_a_mixer_learns_resumes_and_is_exported(console: Console) -> None:
     for method in (model.attention, model.attention_map):
         with pytest.raises(tessera.UsageError, match="attention"):
             method(photo)
-    console.refused("look --ckpt_path r --output look", "attention")
+    console.refused("look --ckpt_path r --output look", "attention", "ablate", "activations")
+    with model.ablate(0):
+        assert not torch.equal(model.logits(photo), expected)
+    assert model.activations(photo, names="blocks.0.token_mixing")
     assert not Path("look").exists()
     console.refused("export --ckpt_path r --format timm", "timm has no such model")
     assert run("export --ckpt_path r --format onnx") == 0
