@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from datamodules.images import ImageData
 from datamodules.sources.images import DatasetOptions
 from datamodules.vision.augment import normalise
+from tasks.vit.other_classifiers import find_other
 from tests.helpers.command import Console, run
 from tests.helpers.results import table
 from tests.helpers.tiny import SHORT, write_images
@@ -96,6 +97,8 @@ def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
         logits = net(normalise(digits_32["image"], [0.3], [0.4]))
     right = (logits.argmax(1) == digits_32["label"]).float().mean()
     assert float(theirs["test/acc"]) == pytest.approx(float(right), abs=0.003)
+    metadata = find_other("cnn", "compare").metadata
+    assert (metadata["mean"], metadata["std"], metadata["crop_pct"]) == ([0.3], [0.4], 0.8)
 
 
 BAD = {
