@@ -1,11 +1,13 @@
 """Output layers of language models: vectors to scores of tokens, and their loss."""
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from modules.embedding import TokenEmbedding
-from modules.kernels.cross_entropy import chunked_cross_entropy
+from modules.kernels.cross_entropy import ChunkLoss, chunk_loss, chunked_cross_entropy
 from modules.kernels.linear import Linear, linear
 
 
@@ -28,7 +30,18 @@ class TokenHead(nn.Module):
         return linear(x, self.weight, self.bias)
 
 
-class NextTokenModel(nn.Module):
+class TokenModel(nn.Module):
+    """Base of models whose loss is that of tokens: `chunked_cross_entropy` with `chunk_loss`."""
+
+    chunk_loss: ChunkLoss = staticmethod(chunk_loss)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compiles `forward` and the loss in place; arguments as of `torch.compile`."""
+        super().compile(*args, **options)
+        self.chunk_loss = torch.compile(chunk_loss, *args, **options)
+
+
+class NextTokenModel(TokenModel):
     """Base of models whose hidden states predict the next token."""
 
     head: TokenHead
@@ -50,7 +63,9 @@ class NextTokenModel(nn.Module):
         """
         weight = self.head.weight
         bias = self.head.bias
-        return chunked_cross_entropy(hidden, weight, bias, targets, smoothing, z_loss)
+        return chunked_cross_entropy(
+            hidden, weight, bias, targets, smoothing, z_loss, self.chunk_loss
+        )
 
 
 class MaskedLMHead(nn.Module):

@@ -7,6 +7,7 @@ batched matrix products with one query each.
 """
 
 from copy import copy
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -40,7 +41,8 @@ class BeamCache(StackCache):
         self.used_slots = self.length
         self.slot_count = self.length + beams * max_new_tokens
         self.slots = torch.arange(self.length, device=device).expand(batch, beams, -1)  # (B, K, M)
-        self.index = TableIndex(self.slots, self.slot_count, self.config)
+        self.use_embedding_bag = prefers_embedding_bag(device, self.config)
+        self.index = self.make_index(new_batch=True)
         positions = cache.positions[:, : self.length]
         if not cache.per_row_positions:
             positions = positions[:1]
@@ -52,7 +54,6 @@ class BeamCache(StackCache):
             self.padding_mask = F.pad(
                 cache.padding_mask[:, : self.length], (0, max_new_tokens), value=True
             )
-        self.use_embedding_bag = prefers_embedding_bag(device, self.config)
         keys = cache.keys[..., : self.length, :]  # (depth, B, G, M, D)
         values = cache.values[..., : self.length, :].transpose(2, 3)  # (depth, B, M, G, V)
         if self.use_embedding_bag:
@@ -64,6 +65,13 @@ class BeamCache(StackCache):
         ]  # (B, slots, G, V)
         self.contexts = [self.share(context) for context in cache.contexts]
         self.conv_inputs = cache.conv_inputs.repeat_interleave(beams, 2)  # (depth, 2, B * K, ...)
+
+    def make_index(self, new_batch: bool = False) -> "TableIndex":
+        """Of the sequences' slots; in a `new_batch` with its own key bags, if they are needed."""
+        bags = None if new_batch else self.index.key_bags
+        if new_batch and self.use_embedding_bag:
+            bags = make_key_bags(len(self.slots), self.beams, self.config, self.slots.device)
+        return TableIndex(self.slots, self.slot_count, self.config, bags)
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
@@ -91,7 +99,7 @@ class BeamCache(StackCache):
         self.past = self.length
         self.length += 1
         self.used_slots += beams
-        self.index = TableIndex(self.slots, self.slot_count, self.config, self.index.key_bags)
+        self.index = self.make_index()
         seen = self.positions[:, : self.length]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B * K, M, 1)
@@ -106,6 +114,7 @@ class BeamCache(StackCache):
         if pair is None:
             return context
         if self.use_embedding_bag:
+            assert self.index.key_bags is not None
             return EmbeddingBagContextCache(pair, self.beams, self.config, self.index.key_bags)
         return SharedContextCache(pair, self.beams)
 
@@ -119,7 +128,7 @@ class BeamCache(StackCache):
         """Keeps only the sequences of the rows at the indices `rows`, (R,)."""
         other = copy(self)
         other.slots = self.slots[rows]
-        other.index = TableIndex(other.slots, self.slot_count, self.config)
+        other.index = other.make_index(new_batch=True)
         if len(self.positions) > 1:
             other.positions = self.positions[rows]
         if self.padding_mask is not None:
@@ -142,8 +151,9 @@ class TableIndex:
 
     Args:
         slots: Slots of each sequence's tokens, (B, K, M), of `slot_count` in each row.
+        slot_count: As above.
         config: Of the stack of blocks.
-        key_bags: Of an index of the same batch, to be reused; None: new ones.
+        key_bags: Of the batch, which `attention_by_embedding_bag` needs; see `make_key_bags`.
     """
 
     def __init__(
@@ -153,21 +163,36 @@ class TableIndex:
         config: StackConfig,
         key_bags: "EmbeddingBag | None" = None,
     ) -> None:
-        batch, beams = slots.shape[:2]
-        device = slots.device
-        sizes = config.resolved
-        group_size = config.heads // sizes.kv_heads
-        groups = torch.arange(config.heads, device=device)[:, None] // group_size  # (H, 1)
-        row = torch.arange(batch, device=device)[:, None, None]
-        slot = (row * slot_count + slots).flatten(0, 1)[:, None]  # (B * K, 1, M)
-        if key_bags is None:
-            channel = torch.arange(sizes.head_dim, device=device)
-            numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
-            key_bags = EmbeddingBag(numbers.repeat_interleave(beams, 0))
-        self.key_bags = key_bags
-        # (B * K, H, M), indices of B * slots * G rows.
-        self.value_bags = EmbeddingBag(slot * sizes.kv_heads + groups)
+        row = torch.arange(len(slots), device=slots.device)[:, None, None]
+        self.rows = (row * slot_count + slots).flatten(0, 1)  # (B * K, M), of B * slots
         self.slots = slots.flatten(0, 1)[:, None].expand(-1, config.heads, -1)  # (B * K, H, M)
+        self.config = config
+        self.key_bags = key_bags
+
+    @cached_property
+    def value_bags(self) -> "EmbeddingBag":
+        """The values as rows of a table, (B * slots * G, V)."""
+        kv_heads = self.config.resolved.kv_heads
+        groups = kv_head_of_each_head(self.config, self.rows.device)
+        return EmbeddingBag(self.rows[:, None] * kv_heads + groups)  # (B * K, H, M)
+
+
+def kv_head_of_each_head(config: StackConfig, device: torch.device) -> Tensor:
+    """The number of the key/value head that each head reads, (H, 1)."""
+    group_size = config.heads // config.resolved.kv_heads
+    return torch.arange(config.heads, device=device)[:, None] // group_size
+
+
+def make_key_bags(
+    batch: int, beams: int, config: StackConfig, device: torch.device
+) -> "EmbeddingBag":
+    """The channels of the keys of B x K sequences as rows of a table, (B * G * D, slots)."""
+    sizes = config.resolved
+    row = torch.arange(batch, device=device)[:, None, None]
+    groups = kv_head_of_each_head(config, device)
+    channel = torch.arange(sizes.head_dim, device=device)
+    numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
+    return EmbeddingBag(numbers.repeat_interleave(beams, 0))  # (B * K, H, D)
 
 
 class EmbeddingBag:
@@ -203,15 +228,14 @@ class GatheredLayerCache(AttentionCache):
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """New keys and values, (B * K, G, 1, ...) -> those of each sequence, (B * K, G, M, ...)."""
-        config = self.cache.config
-        group_size = config.heads // config.resolved.kv_heads
-        rows = self.cache.index.value_bags.indices.view(len(k), config.heads, -1)  # (B * K, H, M)
-        rows = rows[:, ::group_size]  # (B * K, G, M)
-        keys = self.cache.keys[self.layer]
+        rows = self.cache.index.rows  # (B * K, M)
+        keys = self.cache.keys[self.layer]  # (B, slots, G, D)
         values = self.cache.values[self.layer]
         keys[:, self.new] = self.by_row(k)
         values[:, self.new] = self.by_row(v)
-        return keys.flatten(0, 2)[rows], values.flatten(0, 2)[rows]  # (B * K, G, M, D or V)
+        keys = keys.flatten(0, 1)[rows]  # (B * slots, G, D) -> (B * K, M, G, D)
+        values = values.flatten(0, 1)[rows]  # (B * slots, G, V) -> (B * K, M, G, V)
+        return keys.transpose(1, 2), values.transpose(1, 2)  # (B * K, G, M, D or V)
 
 
 class EmbeddingBagLayerCache(GatheredLayerCache):
@@ -292,6 +316,7 @@ def attention_by_embedding_bag(
     rows, heads, _, width = q.shape
     value_dim = values.shape[3]
     slot_count = keys.shape[3]
+    assert index.key_bags is not None
     scores = index.key_bags(keys.view(-1, slot_count), q * width**-0.5)  # (B * K * H, slots)
     scores = upcast(scores).view(rows, heads, slot_count)
     if slot_count > index.slots.shape[2]:

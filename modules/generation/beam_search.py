@@ -92,10 +92,14 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest scores and their indices, (P, S) -> (P, count) twice; ties: lower index first."""
     count = min(count, scores.shape[1])
     top, index = grouped_topk(scores, min(count + 1, scores.shape[1]))
-    if (top[:, count - 1 : count] == top[:, count:]).any():  # `topk` takes any of equals
-        top, index = scores.sort(dim=1, descending=True, stable=True)
-        return top[:, :count], index[:, :count]
-    index = index[:, :count].sort(1)[0]
+    last = top[:, count - 1 : count]  # (P, 1)
+    index = index[:, :count]
+    if (last == top[:, count:]).any():  # `topk` takes any of equals
+        size = scores.shape[1]
+        order = torch.arange(size, 0, -1, device=scores.device, dtype=torch.int32)
+        rank = order.where(scores == last, 0).masked_fill_(scores > last, size + 1)  # (P, S)
+        index = rank.topk(count)[1]
+    index = index.sort(1)[0]
     top, order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
     return top, index.gather(1, order)
 

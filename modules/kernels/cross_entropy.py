@@ -5,6 +5,7 @@ takes more than twice the time on CPUs, and it gives neither the number of corre
 the softmax's denominator, for the z-loss.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -85,6 +86,8 @@ def logits_grad(
         z_factor: 1 + 2 z log(sum of exp(logits)), (C,); None: there is no z-loss.
         dtype: Of the result.
     """
+    if torch.compiler.is_compiling():
+        return fusible_logits_grad(log_probs, target, smoothing, z_factor).to(dtype)
     if smoothing or z_factor is not None:
         grad = log_probs.exp_()
         if z_factor is not None:
@@ -98,6 +101,21 @@ def logits_grad(
     return grad.scatter_(1, target, target_grad.to(dtype))
 
 
+def fusible_logits_grad(
+    log_probs: Tensor, target: Tensor, smoothing: float, z_factor: Tensor | None
+) -> Tensor:
+    """As `logits_grad`, by operators that the compiler computes in one pass."""
+    count = log_probs.shape[1]
+    is_target = torch.arange(count, device=target.device) == target  # (C, V)
+    probs = log_probs.exp()  # (C, V)
+    if z_factor is not None:
+        probs = probs * z_factor[:, None]
+    return probs - smoothing / count - (1 - smoothing) * is_target
+
+
+ChunkLoss = Callable[..., tuple[Tensor, Tensor, Tensor | None]]  # `chunk_loss`, or it compiled
+
+
 class LossOptions(NamedTuple):
     """Arguments of the loss that have no gradient; as in `chunked_cross_entropy`.
 
@@ -108,6 +126,67 @@ class LossOptions(NamedTuple):
     smoothing: float
     z_loss: float
     with_grad: bool
+    chunk_loss: ChunkLoss
+
+
+def chunk_loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    smoothing: float,
+    z_loss: float,
+    with_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The loss of a chunk of C rows, in float32 at least.
+
+    Args:
+        x: (C, E), in the dtype of `weight`.
+        weight: (V, E).
+        bias: (V,) or None.
+        targets: (C,).
+        smoothing: As in `chunked_cross_entropy`.
+        z_loss: As there.
+        with_grad: Whether to compute the gradient.
+
+    Returns:
+        Sum of the losses (), number of correct predictions (), and the gradient of the sum with
+        respect to the logits (C, V) in the dtype of `x`; undefined in rows that do not count.
+    """
+    valid = targets != IGNORE_INDEX  # (C,)
+    target = targets.masked_fill(~valid, 0)[:, None]  # (C, 1)
+    logits = linear(x, weight, bias)  # (C, V)
+    target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
+    correct = (is_largest(logits, target) & valid).sum()
+    log_probs = logits.log_softmax(1, dtype=torch.promote_types(x.dtype, torch.float32))  # (C, V)
+    del logits
+    target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
+    losses = (smoothing - 1) * target_log_probs  # (C,)
+    if smoothing:
+        losses -= smoothing * log_probs.mean(1)
+    z_factor = None
+    if target_logits is not None:
+        log_denominator = target_logits - target_log_probs  # (C,)
+        losses += z_loss * log_denominator.square()
+        z_factor = 1 + 2 * z_loss * log_denominator  # (C,)
+    loss = losses.masked_fill(~valid, 0.0).sum()
+    if not with_grad:
+        return loss, correct, None
+    return loss, correct, logits_grad(log_probs, target, smoothing, z_factor, weight.dtype)
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor, most: int) -> None:
+    """Adds a b to `total` in place: (M, K), (K, N) in 16 bits or more, (M, N) in 32 or more.
+
+    `most` is the number of values that a temporary result may have, where one is needed.
+    """
+    if a.device.type == "cuda" and a.dtype != total.dtype:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        return
+    count = align_rows(most // total.shape[1])
+    for start in range(0, len(total), count):
+        rows = slice(start, start + count)
+        total[rows] += linear(a[rows], b.T)  # (M', N)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
@@ -118,57 +197,39 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
-        targets, smoothing, z_loss, with_grad = options
+        targets, smoothing, z_loss, with_grad, chunk_loss = options
         chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
         chunk_rows = align_rows(chunk_logits // len(weight))
-        # A temporary slice of the weight's gradient takes a quarter of a chunk of logits.
-        weight_rows = align_rows(chunk_logits // 4 // x.shape[1])
         dtype = torch.promote_types(x.dtype, torch.float32)
         matrix = cast(weight)  # once, not for each chunk
         counted = targets != IGNORE_INDEX  # (S,)
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
         correct = targets.new_zeros(())
-        needs_x, needs_weight, needs_bias = (
+        needs_x, needs_weight, needs_bias = needs = [
             with_grad and flag for flag in ctx.needs_input_grad[:3]
-        )
+        ]
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
-            valid = counted[chunk]  # (C,)
-            target = targets[chunk].masked_fill(~valid, 0)[:, None]  # (C, 1)
             chunk_x = cast(x[chunk])  # (C, E)
-            logits = linear(chunk_x, matrix, bias)  # (C, V)
-            target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
-            correct += (is_largest(logits, target) & valid).sum()
-            log_probs = logits.log_softmax(1, dtype=dtype)  # (C, V)
-            del logits
-            target_log_probs = log_probs.gather(1, target)[:, 0]  # (C,)
-            losses = (smoothing - 1) * target_log_probs  # (C,)
-            if smoothing:
-                losses -= smoothing * log_probs.mean(1)
-            if target_logits is not None:
-                log_denominator = target_logits - target_log_probs  # (C,)
-                losses += z_loss * log_denominator.square()
-            loss += losses.masked_fill(~valid, 0.0).sum()
-            if not (needs_x or needs_weight or needs_bias):
+            chunk_sum, chunk_correct, grad = chunk_loss(
+                chunk_x, matrix, bias, targets[chunk], smoothing, z_loss, any(needs)
+            )
+            loss += chunk_sum
+            correct += chunk_correct
+            if grad is None:
                 continue
-            z_factor = None
-            if target_logits is not None:
-                z_factor = 1 + 2 * z_loss * log_denominator  # (C,)
-            grad = logits_grad(log_probs, target, smoothing, z_factor, matrix.dtype)  # (C, V)
+            valid = counted[chunk, None]  # (C, 1)
             if grad_x is not None:
-                grad_x[chunk] = linear(grad, matrix.T) * valid[:, None]
+                grad_x[chunk] = linear(grad, matrix.T) * valid
             if grad_weight is not None:
-                valid_x = (chunk_x * valid[:, None]).T  # (E, C)
-                # In slices, so that no second (V, E) matrix is allocated.
-                for row in range(0, len(weight), weight_rows):
-                    rows = slice(row, row + weight_rows)
-                    grad_weight[rows] += linear(grad.T[rows], valid_x)  # (V', E)
+                # A temporary part of the weight's gradient takes a quarter of a chunk of logits.
+                add_product(grad_weight, grad.T, chunk_x * valid, chunk_logits // 4)
             if grad_bias is not None:
-                grad_bias += valid.to(matrix.dtype) @ grad
+                grad_bias += valid[:, 0].to(matrix.dtype) @ grad
         ctx.save_for_backward(mean_factor, grad_x, grad_weight, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss * mean_factor, correct
@@ -189,6 +250,7 @@ def chunked_cross_entropy(
     targets: Tensor,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
+    chunk_loss: ChunkLoss = chunk_loss,
 ) -> tuple[Tensor, Tensor]:
     """`plain_cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits.
 
@@ -200,11 +262,12 @@ def chunked_cross_entropy(
             is 0. Any other number raises an error on CPUs and fails an assertion on GPUs.
         smoothing: Probability mass of the target spread evenly over all tokens (Szegedy 2016).
         z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added (Chowdhery 2022).
+        chunk_loss: This module's function of the name, compiled if it should be.
 
     Returns:
         Mean loss, in float32 or float64, and the number of correct predictions (the target has the
         largest logit).
     """
     rows = x.flatten(0, -2)  # (..., E) -> (S, E)
-    options = LossOptions(targets.flatten(), smoothing, z_loss, torch.is_grad_enabled())
+    options = LossOptions(targets.flatten(), smoothing, z_loss, torch.is_grad_enabled(), chunk_loss)
     return ChunkedCrossEntropy.apply(rows, weight, bias, options)

@@ -29,7 +29,7 @@ from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
 from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
-from modules.lm_heads import MaskedLMHead
+from modules.lm_heads import MaskedLMHead, TokenModel
 from modules.masks import padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS
@@ -219,7 +219,7 @@ class BertClassifier(nn.Module):
         return self.head(self.pooler(self.pool(x, padding_mask)))
 
 
-class BertMaskedLM(nn.Module):
+class BertMaskedLM(TokenModel):
     """Texts to the tokens that were masked in them, and to whether two sentences belong together.
 
     Raises `ValueError` if `vocabulary` is null.
@@ -263,6 +263,11 @@ class BertMaskedLM(nn.Module):
         """(B, N) -> vectors (B, N, E), for `loss` and `sentence_logits`."""
         return self.encoder(tokens, padding_mask, segments)
 
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compiles also the encoder, which `hidden` calls; as in the base class."""
+        super().compile(*args, **options)
+        self.encoder.compile(*args, **options)
+
     def loss(
         self, hidden: Tensor, targets: Tensor, where: Tensor | None = None, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
@@ -278,7 +283,9 @@ class BertMaskedLM(nn.Module):
         """
         vectors = self.head.transform(select(hidden, where))  # (S, embedding width)
         tokens = self.head.tokens
-        return chunked_cross_entropy(vectors, tokens.weight, tokens.bias, targets, smoothing)
+        return chunked_cross_entropy(
+            vectors, tokens.weight, tokens.bias, targets, smoothing, chunk_loss=self.chunk_loss
+        )
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Vectors (B, N, E) -> logits (B, 2): class 0 if the second sentence follows."""

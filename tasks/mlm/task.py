@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torchmetrics import Metric
 
@@ -46,10 +46,6 @@ class MaskedLMTask(TextTask):
         if self.pretrained is None:
             return build()
         return load_pretrained(build, self.pretrained, metadata)
-
-    def modules_to_compile(self) -> list[nn.Module]:
-        """Returns the encoder: a step calls `hidden` and `loss`, not the network's `forward`."""
-        return [self.net.encoder]
 
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy of masked tokens; with pairs, also their loss, and that of the next sentence."""

@@ -1,7 +1,7 @@
 """What one GPU shows, in one table: ours beside its peers.
 
     TESSERA_DATA=FOLDER python -m tests.benchmarks.gpu [--minutes 20] [--out FOLDER]
-        [--nanogpt FOLDER] [--tiny]
+        [--nanogpt FOLDER] [--only TEXT] [--tiny]
 
 Training steps (forward, backward, AdamW) on random inputs without dropout: GPT-2 124M, ViT-B/16,
 BERT base and Vaswani's base model, each with bfloat16 autocast, the same compiled, and float32.
@@ -313,6 +313,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20, help="no part begins after these")
     parser.add_argument("--out", type=Path, help="folder for gpu.md and gpu.json")
     parser.add_argument("--nanogpt", default="", metavar="FOLDER", help="a checkout of nanoGPT")
+    parser.add_argument("--only", default="", metavar="TEXT", help="parts with TEXT in their name")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to see that all runs")
     options = parser.parse_args()
     if DEVICE == "cpu" and not options.tiny:
@@ -334,6 +335,8 @@ def main() -> None:
     rows: list[Row] = []
     left_out = []
     for title, part in parts.items():
+        if options.only not in title:
+            continue
         if time.monotonic() > end:
             left_out.append(f"{title} (no time)")
             continue

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from modules.config import StackConfig
 from modules.generation import beam_cache
-from modules.generation.beam_cache import BeamCache, EmbeddingBagContextCache, TableIndex
+from modules.generation.beam_cache import BeamCache, EmbeddingBagContextCache, make_key_bags
 from modules.kv_cache import KVCache
 from modules.masks import Mask
 from tests.helpers.tiny_models import (
@@ -232,7 +232,7 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     values = torch.randn(2, 4, 50, 6, dtype=torch.bfloat16)
     bias = torch.randn(1, 1, 1, 50) - 100
     config = StackConfig(24, 1, 4)
-    key_bags = TableIndex(torch.zeros(2, 3, 1, dtype=torch.int64), 1, config).key_bags
+    key_bags = make_key_bags(2, 3, config, q.device)
     context = EmbeddingBagContextCache((keys, values), 3, config, key_bags)
     one_query_a_beam = q.transpose(1, 2).flatten(0, 1)[:, :, None]  # (B K, H, 1, D)
     found = context.attend(one_query_a_beam, Mask().with_bias(bias), None)

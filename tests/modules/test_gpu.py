@@ -1,7 +1,7 @@
 """On a GPU: the loss and generation equal those of the CPU; the loss does not wait."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from modules.config import StackConfig
 from modules.generation.generate import generate
 from modules.generation.sampling import GenerationConfig
 from modules.kernels import cross_entropy
-from modules.kernels.cross_entropy import chunked_cross_entropy
+from modules.kernels.cross_entropy import chunk_loss, chunked_cross_entropy
 from modules.models.gpt import Decoder, DecoderConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -29,7 +29,9 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 0.01)])
 @pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("is_compiled", [False, True])
 def test_loss(
+    is_compiled: bool,
     smoothing: float,
     z_loss: float,
     dtype: torch.dtype,
@@ -43,13 +45,18 @@ def test_loss(
     plain = F.cross_entropy(logits, targets, label_smoothing=smoothing)
     plain = plain + z_loss * logits.logsumexp(1)[targets >= 0].square().mean()
     ours = [leaf.detach().cuda().requires_grad_() for leaf in leaves]
+    x, weight, bias = ours
     on_gpu = targets.cuda()
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), no_waiting():
-        loss, _ = chunked_cross_entropy(*ours, on_gpu, smoothing, z_loss)
+    torch.compiler.reset()
+    of_chunk = torch.compile(chunk_loss) if is_compiled else chunk_loss
+    waits = nullcontext() if is_compiled else no_waiting()
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), waits:
+        loss, correct = chunked_cross_entropy(x, weight, bias, on_gpu, smoothing, z_loss, of_chunk)
     gradients = torch.autograd.grad(loss, ours)
     for found, expected in zip(gradients, torch.autograd.grad(plain, leaves), strict=True):
         assert (found.cpu() - expected).norm() <= limit * expected.norm()
     assert abs(loss.cpu() - plain) <= limit * plain
+    assert abs(correct.cpu() - (logits.argmax(1) == targets).sum()) <= 200 * limit
 
 
 def test_generation() -> None:

@@ -1,13 +1,23 @@
 """Cross entropy in chunks equals the plain one."""
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from modules.config import StackConfig
 from modules.kernels import cross_entropy
-from modules.kernels.cross_entropy import chunked_cross_entropy, plain_cross_entropy
+from modules.kernels.cross_entropy import (
+    chunk_loss,
+    chunked_cross_entropy,
+    plain_cross_entropy,
+)
 from modules.kernels.linear import linear
+from modules.models.gpt import Decoder, DecoderConfig
 from tests.helpers.tiny_models import close
 
 S, E, V = 23, 8, 17
@@ -26,13 +36,17 @@ def loss_inputs(dtype: torch.dtype = torch.float32, rows: int = S) -> tuple[Tens
 @pytest.mark.parametrize("logits_per_chunk", [V, 4 * V, 2**23])
 @pytest.mark.parametrize("smoothing, z_loss", [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3), (0.2, 0.01)])
 @pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("is_compiled", [False, True])
 def test_cross_entropy_in_chunks_equals_the_plain_one(
     logits_per_chunk: int,
     smoothing: float,
     z_loss: float,
     biased: bool,
+    is_compiled: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    torch.compiler.reset()
+    of_chunk = torch.compile(chunk_loss, backend="eager") if is_compiled else chunk_loss
     monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", logits_per_chunk)
     x, weight, bias, targets = loss_inputs()
     leaves = [x, weight, bias][: 2 + biased]
@@ -41,7 +55,7 @@ def test_cross_entropy_in_chunks_equals_the_plain_one(
     theirs = F.cross_entropy(logits, targets, label_smoothing=smoothing)
     close(plain, theirs + z_loss * logits.logsumexp(1)[targets >= 0].square().mean())
     loss, correct = chunked_cross_entropy(
-        x, weight, bias if biased else None, targets, smoothing, z_loss=z_loss
+        x, weight, bias if biased else None, targets, smoothing, z_loss, of_chunk
     )
     close(loss, plain)
     close(torch.autograd.grad(3 * loss, leaves), torch.autograd.grad(3 * plain, leaves))
@@ -117,3 +131,23 @@ def test_autocast_learns_from_the_table_twice() -> None:
     close(loss, plain, atol=0.02, rtol=0.02)  # bfloat16 has three digits
     close(torch.autograd.grad(loss, weight), torch.autograd.grad(plain, weight), 0.01, 0.05)
     close(torch.autograd.grad(again, weight)[0][0], x.detach().sum(0), 0.1, 0.02)
+
+
+def test_a_compiled_model_compiles_its_loss_and_can_be_copied() -> None:
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
+        calls.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    net = Decoder(DecoderConfig(V, S, stack=StackConfig(E, 1, 2, causal=True)))
+    tokens = torch.randint(V, (2, S))
+    expected = net.loss(net(tokens), tokens)[0]
+    net.compile(backend=backend)
+    copied = copy.deepcopy(net)
+    hidden = net(tokens)
+    forward_graphs = len(calls)
+    close(net.loss(hidden, tokens)[0], expected)
+    assert len(calls) > forward_graphs > 0
+    close(copied.loss(copied(tokens), tokens)[0], expected)
