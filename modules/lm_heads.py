@@ -31,14 +31,31 @@ class TokenHead(nn.Module):
 
 
 class TokenModel(nn.Module):
-    """Base of models whose loss is that of tokens: `chunked_cross_entropy` with `chunk_loss`."""
+    """Base of models with a loss over a vocabulary."""
 
-    chunk_loss: ChunkLoss = staticmethod(chunk_loss)
+    compiled_chunk_loss: ChunkLoss | None = None
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compiles `forward` and the loss in place; arguments as of `torch.compile`."""
         super().compile(*args, **options)
-        self.chunk_loss = torch.compile(chunk_loss, *args, **options)
+        self.compiled_chunk_loss = torch.compile(chunk_loss, *args, **options)
+
+    def token_loss(
+        self,
+        head: TokenHead,
+        x: Tensor,
+        targets: Tensor,
+        smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """`chunked_cross_entropy` of vectors (..., E) and targets (...) with the weights of `head`.
+
+        Only GPUs use the compiled loss: on CPUs compiled products of matrices are slower.
+        """
+        of_chunk = (x.is_cuda and self.compiled_chunk_loss) or chunk_loss
+        return chunked_cross_entropy(
+            x, head.weight, head.bias, targets, smoothing, z_loss, of_chunk
+        )
 
 
 class NextTokenModel(TokenModel):
@@ -61,11 +78,7 @@ class NextTokenModel(TokenModel):
             smoothing: Label smoothing.
             z_loss: Weight of the mean squared logarithm of the softmax's denominator.
         """
-        weight = self.head.weight
-        bias = self.head.bias
-        return chunked_cross_entropy(
-            hidden, weight, bias, targets, smoothing, z_loss, self.chunk_loss
-        )
+        return self.token_loss(self.head, hidden, targets, smoothing, z_loss)
 
 
 class MaskedLMHead(nn.Module):

@@ -27,7 +27,6 @@ from modules.embedding import (
 from modules.feedforward import ACTIVATIONS
 from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
-from modules.kernels.cross_entropy import chunked_cross_entropy
 from modules.kernels.dropout import Dropout
 from modules.lm_heads import MaskedLMHead, TokenModel
 from modules.masks import padding
@@ -282,10 +281,7 @@ class BertMaskedLM(TokenModel):
             smoothing: Label smoothing.
         """
         vectors = self.head.transform(select(hidden, where))  # (S, embedding width)
-        tokens = self.head.tokens
-        return chunked_cross_entropy(
-            vectors, tokens.weight, tokens.bias, targets, smoothing, chunk_loss=self.chunk_loss
-        )
+        return self.token_loss(self.head.tokens, vectors, targets, smoothing)
 
     def sentence_logits(self, hidden: Tensor) -> Tensor:
         """Vectors (B, N, E) -> logits (B, 2): class 0 if the second sentence follows."""

