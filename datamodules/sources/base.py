@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import MISSING, is_ignored_folder, path_fault, printable
+from datamodules.utils.files import MISSING, is_ignored_folder, nearest_path, path_fault, printable
 from datamodules.utils.splits import split_of
 
 # `datasets` and the hub put these beside the data.
@@ -227,9 +226,7 @@ def missing_path(
 
     `sources` are all that the task reads; if there are none, `option` takes what is `wanted`.
     """
-    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, names, 1, cutoff=0.7)
-    hint = f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
+    hint = nearest_path(path)
     takes = f"{wanted}." if not sources else accepted_paths(sources)
     return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"
 
@@ -238,7 +235,8 @@ def accepted_paths(sources: Mapping[str, type[Source]]) -> str:
     """What --data.path takes, as the end of a message."""
     kinds = [f"{source.example} ({name})" for name, source in sources.items() if source.example]
     return (
-        f"{' or '.join(kinds)}, or an id of the hub such as stanfordnlp/imdb; or set --data.source."
+        f"a path such as {' or '.join(kinds)}, or an id of the hub such as stanfordnlp/imdb; or "
+        "set --data.source."
     )
 
 

@@ -7,6 +7,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,6 +66,13 @@ def read_bytes(path: str | os.PathLike, follow: bool = True) -> bytes:
 def printable(path: str | os.PathLike) -> str:
     r"""A path for messages; bytes that are not UTF-8 are written as \xe9."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def nearest_path(path: Path) -> str:
+    """The nearest name in the folder of a path where nothing is, as part of a message; or ""."""
+    names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = get_close_matches(path.name, names, 1, cutoff=0.7)
+    return f" (did you mean {printable(path.with_name(near[0]))}?)" if near else ""
 
 
 def path_fault(path: str | os.PathLike) -> str | None:

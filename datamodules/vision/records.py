@@ -74,9 +74,9 @@ class Records:
                     f"does not exist, but {self.where} names it, whose paths are relative to its "
                     "folder: correct the name, remove the row"
                 )
-            raise DataError(
-                f"{self.name(i)} {fault}, or leave such files out with --data.skip_bad true."
-            ) from error
+            if len(self) > 1:
+                fault += ", or leave such files out with --data.skip_bad true"
+            raise DataError(f"{self.name(i)} {fault}.") from error
         raise UsageError(
             f"{self.name(i)} is {w} x {h} pixels, not {size} x {size}: add --data.image_size N."
         )

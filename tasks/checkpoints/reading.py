@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from datamodules.utils.files import open_regular
+from datamodules.utils.files import nearest_path, open_regular
 from modules.config import require
 from modules.schema import check_value, format_value, from_dict
 from tasks.cli.app import program
@@ -72,6 +72,13 @@ def best_checkpoint(path: str | os.PathLike) -> str:
     return str(path)
 
 
+def run_of_checkpoint(path: str) -> Path | None:
+    """Returns the run folder that a run folder or a checkpoint in it stands for; None: neither."""
+    file = Path(best_checkpoint(path))
+    run = file.resolve().parent.parent
+    return run if file.suffix == ".ckpt" and (run / "config.yaml").is_file() else None
+
+
 def onnx_message(path: str | os.PathLike) -> str:
     """Returns what to do with an ONNX file, or a folder with one, that no command here reads."""
     return (
@@ -99,7 +106,8 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     what = f"checkpoint '{path}'"
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
-        hint = "`fit` writes RUN_DIR/checkpoints/best.ckpt and last.ckpt"
+        near = "" if file.exists() else nearest_path(file)
+        hint = "give a run folder of `fit`, or RUN_DIR/checkpoints/best.ckpt or last.ckpt"
         if (file / "config.json").exists():
             hint = (
                 "the folder has the layout of another library, which is for `fit "
@@ -107,7 +115,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
             )
         if names:
             hint = f"there is {', '.join(names)}"
-        raise UsageError(f"no {what}: {hint}")
+        raise UsageError(f"no {what}{near}: {hint}")
     checkpoint = load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(

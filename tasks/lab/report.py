@@ -25,6 +25,7 @@ from tasks.tracking.report import write_png
 
 MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all of the grid
 OTHER_THREADS = "Runs had {} threads, so their seconds and minutes are not comparable."
+TWO_PAIRS = "Two pairs may be close to each other by chance: three seeds or more are safer."
 ONE_SEED = "One seed has no deviation and decides nothing: give several, as in `--seeds 0,1,2`."
 
 
@@ -112,6 +113,8 @@ def table_of_differences(plan: Plan, points: Mapping[Point, Mapping[int, float]]
     text = "\nDifferences are paired by seed, with Student's t interval. Of 20 comparisons without "
     text += "any effect, one is decided by chance on average. "
     text += "Inconclusive: the interval contains 0, or its width does not exceed the rounding.\n\n"
+    if any(row[len(names) + 1] == 2 for row in rows):
+        text += f"{TWO_PAIRS}\n\n"
     return text + markdown(header, rows)
 
 

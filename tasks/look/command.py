@@ -14,6 +14,7 @@ from torch import nn
 
 from datamodules.utils.files import write_text
 from modules.activations import activation_names, attention_parts, component
+from tasks.checkpoints.reading import run_of_checkpoint
 from tasks.cli.app import program
 from tasks.errors import UsageError, usage_errors
 from tasks.inference import DeviceName, on_device
@@ -35,7 +36,8 @@ class LookOptions:
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
-        output: Folder to write: look.html, and the figures of the first 8 inputs as SVG and PNG.
+        output: Folder to write: look.html, and the figures of the first 8 inputs as SVG and PNG;
+            null: `look_inputs` in the run folder of the checkpoint, or `look` if it has none.
         ablate: Take out a head, as in 2.3 (layer 2, head 3, from 0), or a layer, as in 2, and show
             how the output changes; of a translator in its decoder, or as in encoder.2.3 or, of
             cross-attention, cross.2.3; of a Swin by its stage, as in stages.1.0.3.
@@ -50,7 +52,7 @@ class LookOptions:
     """
 
     ckpt_path: str
-    output: str = "look"
+    output: str | None = None
     ablate: str | None = None
     patch: str | None = None
     patch_from: str | None = None
@@ -166,7 +168,7 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
             for index, one in enumerate(inputs)
         ]
         shared = {"positions": position_views(inspector.net)}
-        folder = Path(options.output)
+        folder = output_folder(options)
         with usage_errors(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         note = (
@@ -183,6 +185,14 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         print(f"wrote {format_count(len(written), 'figure')} as .svg and .png into {folder}")
         if len(samples) > DRAWN:
             print(f"the figures are those of the first {DRAWN} of {len(samples):,} inputs")
+
+
+def output_folder(options: LookOptions) -> Path:
+    """The folder of --output, or its default."""
+    if options.output is not None:
+        return Path(options.output)
+    run = run_of_checkpoint(options.ckpt_path)
+    return Path("look") if run is None else run / "look_inputs"
 
 
 def load_inspector(task: str, options: LookOptions) -> Inspector:

@@ -18,7 +18,7 @@ from tasks.look.inspector import shortened
 from tasks.look.views import Curves, Heads, Matrix, Table, Tokens, View
 from tasks.tracking.report import plain
 
-LABELS_PER_INCH = 10
+LABELS_PER_INCH = 11
 LABEL_LENGTH = 10  # of a cell or beside it
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
@@ -204,7 +204,7 @@ def draw_lines(view: Curves) -> Any:
         axis.plot(view.x, values, label=plain(name), linewidth=1)
     axis.set(xlabel=view.x_name, ylabel=view.y_name)
     axis.set_title(title_of(view), fontsize=9)
-    axis.legend(fontsize=6)
+    axis.legend(fontsize=6, loc="upper left", bbox_to_anchor=(1.01, 1))
     return figure
 
 

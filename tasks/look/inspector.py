@@ -315,7 +315,8 @@ class ClassifierInspector(Inspector):
     ) -> dict[str, list[View]]:
         logits = activations["logits"]
         rows = [[name, value] for name, value in self.outputs(logits, logits, inputs).items()]
-        return {"prediction": [Table("prediction", ("class", "value"), rows)]}
+        columns = ("class", "probability") if self.is_single_label else ("output", "value")
+        return {"prediction": [Table("prediction", columns, rows)]}
 
 
 def shortened(text: str) -> str:

@@ -49,7 +49,9 @@ def views_of(position: Position, title: str, width: int, causal: bool = False) -
         ones = torch.ones(1, 1, size, rotation.cos.shape[-1], device=device)
         note = "queries and keys are rotated, by an angle that grows with the position; here a "
         note += "vector of ones after this rotation" + cut
-        return vector_views(rotation(ones)[0, 0].cpu(), names, f"{title}: ones, rotated", note)
+        return vector_views(
+            rotation(ones)[0, 0].cpu(), names, f"{title}: a rotated vector of ones", note
+        )
     bias = position.bias(positions, positions)
     if bias is not None:
         middle = bias[0, :, size // 2].float().cpu()  # (H, N), of the query in the middle
@@ -98,6 +100,16 @@ def vector_views(vectors: Tensor, names: list[str], title: str, note: str) -> li
     similar = cosine_similarity(vectors)
     return [
         Matrix(title, vectors, names, channels, "position", "channel", (), True, note),
-        Matrix(f"{title}: cosine", similar, names, names, "position", "position", (), True, note),
+        Matrix(
+            f"{title}: cosine similarity",
+            similar,
+            names,
+            names,
+            "position",
+            "position",
+            (),
+            True,
+            note,
+        ),
         curves(f"{title}: channels", names, {**lines}, "value", note),
     ]

@@ -84,12 +84,21 @@ def induction_views(net: Any, vocabulary: int) -> list[View]:
     with recorded(net, "*.attention.weights") as activations:
         net(tokens)
     repeated = torch.cat([*activations.values()])  # (L, H, N, N)
-    note = f"on {period} random tokens, twice (Olsson 2022)"
-    scores = {
-        "induction score": induction_score(repeated, period),
-        "previous-token score": previous_token_score(repeated),
-    }
-    return [head_matrix(name, x, note, "weight", 1.0) for name, x in scores.items()]
+    found = [
+        ("induction score", induction_score(repeated, period), "after the earlier copy of it"),
+        ("previous-token score", previous_token_score(repeated), "before it"),
+    ]
+    return [
+        head_matrix(
+            name,
+            scores,
+            f"mean weight from a token to that {where}, on {period} random tokens, twice "
+            "(Olsson 2022)",
+            "weight",
+            1.0,
+        )
+        for name, scores, where in found
+    ]
 
 
 def cut_note(count: int) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,16 @@ class Model:
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())
         return f"{type(self).__name__}({self.source!r}, {count:,} parameters, {self.device})"
+
+    if not TYPE_CHECKING:  # type checkers see the methods that there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Says what a model of this kind has instead."""
+            kind = type(self)
+            public = [one for one in dir(kind) if not one.startswith("_")]
+            methods = ", ".join(one for one in public if callable(getattr(kind, one)))
+            text = f"{kind.__name__} has no {name!r}; its methods are {methods}"
+            raise AttributeError(text, name=name, obj=self)
 
     @property
     def device(self) -> torch.device:

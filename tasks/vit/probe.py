@@ -10,7 +10,7 @@ from datamodules.images import ImageData
 from datamodules.utils.progress import progress_bar
 from modules.models.images import ImageNet, build_image_net
 from modules.pretrained.weights import CLASSIFIERS, load_weights
-from tasks.checkpoints.reading import best_checkpoint
+from tasks.checkpoints.reading import run_of_checkpoint
 from tasks.errors import UsageError
 from tasks.inference import DeviceName, on_device
 from tasks.options import Options
@@ -115,9 +115,7 @@ def output_folder(options: ProbeOptions) -> Path | None:
     if options.output is not None:
         make_folder(Path(options.output), "--output")
         return Path(options.output)
-    path = Path(best_checkpoint(options.ckpt_path))
-    run = path.parent.parent
-    return run if path.suffix == ".ckpt" and (run / "config.yaml").is_file() else None
+    return run_of_checkpoint(options.ckpt_path)
 
 
 def print_table(found: list[Probed]) -> None:
