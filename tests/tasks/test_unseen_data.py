@@ -70,3 +70,23 @@ def test_other_data_are_evaluated_whole(
     monkeypatch.chdir("elsewhere")
     first, _ = console.printed(f"test --ckpt_path ../r --data.path ../{old}", task)
     assert f": 4 {NOUNS[task]} to test, held out" in first
+
+
+@pytest.mark.parametrize(("task", "path"), [("vit", "data"), ("bert", "data.csv")])
+def test_data_that_have_changed_since_the_training(task: str, path: str, console: Console) -> None:
+    """One more sample, or another of the same number, changes which ones are held out."""
+    write_samples(Path(path), 20, task)
+    assert run(f"{FITS[task]} --trainer.max_epochs 1 --data.path {path} --run_dir r", task) == 0
+    changed = "has changed since the training"
+    assert changed not in console.printed("test --ckpt_path r", task)[1]
+    if task == "vit":
+        Path("data/ant/00.png").write_bytes(Path("data/ant/0.png").read_bytes())
+        Path("data/ant/19.png").unlink()
+    else:
+        lines = Path(path).read_text().splitlines(keepends=True)
+        first = lines[1].replace("number", "letter")
+        Path(path).write_text("".join([lines[0], first, *lines[1:-2], lines[-1]]))
+    for command in ("test", "validate"):
+        out, err = console.printed(f"{command} --ckpt_path r", task)
+        assert changed in err and "held out" in out
+    console.refused("fit --resume r --trainer.max_epochs 2", "are not those that the", task=task)
