@@ -201,9 +201,8 @@ class Task(pl.LightningModule):
         checkpoint = read_checkpoint(checkpoint_path, cls.name)
         cls = cls.for_network(checkpoint[KEY]["net"])
         config = checkpoint[KEY]["config"]
-        saved = merge_options(
-            config["model"], accepted_options(cls, net=checkpoint[KEY]["net"], compile=False)
-        )
+        own = accepted_options(cls, net=checkpoint[KEY]["net"], compile=False)
+        saved = merge_options(config["model"], own)
         if options.pop("compile", False):
             raise UsageError("compile is an option of `fit`: call task.net.compile()")
         task = build_from_options(cls, saved, options)
@@ -305,9 +304,10 @@ class Task(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds this step from the run's seed and the position in training."""
-        torch.manual_seed(
-            position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank)
-        )
+        if self.optimizer_config.freeze:
+            optim.freeze_statistics(self.net)  # `train` may have been called since the last step
+        seed = position_seed(run_seed(), self.current_epoch, batch_idx, self.global_rank)
+        torch.manual_seed(seed)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Returns the loss (scalar) of one micro-batch, weighted if a step has several."""

@@ -49,7 +49,7 @@ class OptimConfig:
         layer_decay: Factor on the learning rate for each layer down (Howard & Ruder 2018); such as
             0.9 in fine-tuning; 1 gives all layers the same.
         freeze: Layers to freeze, from the input on; 0: none, 1: the embeddings, 1 + n: also the
-            first n blocks.
+            first n blocks. Their BatchNorm uses its running statistics and leaves them as they are.
     """
 
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -100,6 +100,18 @@ def freeze(net: nn.Module, layers: int) -> None:
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)
+
+
+def freeze_statistics(net: nn.Module) -> None:
+    """Puts BatchNorm whose parameters are all frozen into evaluation mode.
+
+    In training mode it would update its running statistics.
+    """
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm):
+            parameters = [*module.parameters()]
+            if parameters and not any(one.requires_grad for one in parameters):
+                module.eval()
 
 
 def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:

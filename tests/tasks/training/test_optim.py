@@ -29,6 +29,9 @@ from tasks.training.optim import (
     lr_factor,
     parameter_groups,
 )
+from tests.helpers.command import run
+from tests.helpers.results import checkpoint
+from tests.helpers.tiny import FEW_STEPS
 from tests.helpers.tiny_models import close
 
 STACK = {"width": 16, "depth": 2, "heads": 2}
@@ -116,6 +119,24 @@ def test_freeze_counts_layers_from_the_embedding(make: Callable[[], nn.Module]) 
         assert parameter.requires_grad != name.startswith(lower), name
     with pytest.raises(ValueError, match="freeze"):
         freeze(net, 99)
+
+
+def test_training_leaves_all_state_of_frozen_layers_as_it_is() -> None:
+    """Running statistics, too: with validations between the steps, and in a resumed run."""
+    line = (
+        f"fit {FEW_STEPS} --data.source digits --preset cifar_cpu --model.net.image_size 8 "
+        "--model.net.patch_size 4 --model.net.stack.width 16 --model.net.stack.norm batchnorm"
+    )
+    assert run(f"{line} --run_dir a") == 0
+    line += " --model.pretrained a --model.optimizer.freeze 2 --trainer.val_check_interval 1"
+    assert run(f"{line} --run_dir b") == 0
+    assert run("fit --resume b --trainer.max_epochs 2") == 0
+    before = checkpoint("a", "best")["state_dict"]
+    after = checkpoint("b")["state_dict"]
+    assert "net.embed.stem.layers.2.running_mean" in before
+    for name, value in before.items():
+        frozen = name.startswith(("net.embed.", "net.stack.blocks.0."))
+        assert torch.equal(after[name], value) == frozen, name
 
 
 def test_a_table_that_two_layers_share_is_of_the_lower_one() -> None:
