@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
@@ -15,16 +16,20 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
     roc_auc_score,
 )
+from torch import Tensor
+from torch.nn import functional as F
 
 from datamodules.images import ImageData, LoadingOptions
-from tasks.bert.task import auroc
+from tasks.bert.task import BertTask, auroc
+from tasks.classification import ClassifierTask
 from tasks.problems import PROBLEMS
 from tasks.tracking.class_reports import class_report, label_report, most_confused
 from tasks.tracking.evaluated import Evaluated
 from tasks.tracking.media import MediaLogger, Table
 from tasks.vit.task import MAX_MISTAKES, ViTTask
 from tests.helpers.command import Console, run
-from tests.helpers.tiny import NET, write_images
+from tests.helpers.results import logged
+from tests.helpers.tiny import FEW_STEPS, NET, write_images
 
 FIGURES = ("confusion", "roc", "calibration", "embeddings", "attention", "misclassified")
 TINY_TEXTS = (
@@ -184,6 +189,43 @@ def test_texts_of_other_problem_types_are_learned(
             set(row["labels"].split(",")) == set(row["predictions"].split(",")) for row in rows
         ]
         assert sum(exact) / len(exact) == pytest.approx(summary["test/exact_match"], abs=1e-3)
+
+
+@pytest.mark.parametrize("weights", ["{dog: 3}", "balanced"])
+@pytest.mark.parametrize("task", [ViTTask, BertTask])
+def test_class_weights_are_in_the_training_loss(
+    task: type[ClassifierTask], weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(Path("images"), ("cat",), count=12)
+    write_images(Path("images"), ("dog",), count=4)
+    Path("texts.csv").write_text("\n".join(["text,label", *["a,cat"] * 12, *["b,dog"] * 4]))
+    lines = {
+        "vit": f"{NET} --data.source folder --data.path images --model.net.image_size 12 "
+        "--model.net.patch_size 4",
+        "bert": f"{TINY_TEXTS} --data.source csv --data.path texts.csv",
+    }
+    step: Any = task.training_step
+    losses = []
+
+    def recorded(self: Any, batch: Any, *number: int) -> Any:
+        """The same step, and the loss of the logits that it has computed."""
+        logits: list[Tensor] = []
+        hook = self.net.register_forward_hook(lambda net, inputs, output: logits.append(output))
+        loss = step(self, batch, *number)
+        hook.remove()
+        counts = self.datamodule.dataset("train").labels.bincount()
+        by_count = counts.sum() / (2 * counts)
+        by_class = by_count if weights == "balanced" else torch.tensor([1.0, 3.0])
+        total = F.cross_entropy(logits[0], batch["label"], by_class, reduction="sum")
+        losses.append(float(total) / len(batch["label"]))
+        return loss
+
+    monkeypatch.setattr(task, "training_step", recorded)
+    line = f"fit {lines[task.name]} {FEW_STEPS} --data.batch_size 4 --data.dataset.val_fraction 0.2"
+    more = f"--model.class_weights '{weights}' --model.label_smoothing 0 --run_dir r"
+    assert run(f"{line} {more}", task.name) == 0
+    assert logged("r") == pytest.approx(losses, rel=1e-5) and len(losses) == 3
 
 
 @pytest.mark.parametrize("problem_type", ["regression", "multi_label_classification"])

@@ -301,6 +301,25 @@ def test_balanced_batches_of_two_ranks_are_those_of_one() -> None:
     assert all(len(set((lengths[batch]).tolist())) <= 2 for batch in buckets.batches(2))
 
 
+@pytest.mark.parametrize("kind", ["images", "texts"])
+def test_a_balanced_data_module_draws_each_class_as_often(kind: str, tmp_path: Path) -> None:
+    counts = {"ant": 180, "bee": 20}
+    data: Any
+    if kind == "images":
+        for name, count in counts.items():
+            for i in range(count):
+                save_image(tmp_path / f"train/{name}/{i}.png", seed=i)
+        data = ImageData("folder", str(tmp_path), batch_size=8, balanced=True)
+    else:
+        rows = [f"{'a ' * (i % 9)}b,{name}" for name in counts for i in range(counts[name])]
+        path = tmp_path / "train.csv"
+        path.write_text("\n".join(["text,label", *rows]))
+        data = ReviewData("csv", str(path), batch_size=8, balanced=True)
+    drawn = torch.cat([batch["label"] for batch in data.train_dataloader()]).bincount()
+    assert len(drawn) == 2 and drawn.sum() > 150
+    assert (drawn - drawn.sum() / 2).abs().max() < 35  # five standard deviations
+
+
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_images_to_predict_that_a_table_names(form: str, tmp_path: Path) -> None:
     for i in range(3):
