@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
 from datamodules.pixels import PixelData
 from tasks.igpt.architectures import PixelModel, load_model
+from tasks.igpt.pictures import SHOWN, UNKNOWN, completion_grid, sample_grid
 from tasks.igpt.probe import layer_features
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint, summary
@@ -114,6 +116,38 @@ def test_pictures_of_a_run(trained: Path) -> None:
         assert width >= columns * 96 and height >= 96
     clusters = json.loads((trained / "palette.json").read_text())["clusters"]
     assert len(clusters) == 17 and clusters[0] == [-1, -1, -1] and clusters[-1] == [1, 1, 1]
+
+
+def grid_cells(picture: Tensor, rows: int, columns: int, side: int) -> Tensor:
+    """The images in a grid without titles, (R, N, 3, S, S), from the middles of their pixels."""
+    scale = -(-SHOWN // side)
+    gap = max(2, side * scale // 16)
+    found = torch.zeros(rows, columns, 3, side, side, dtype=torch.uint8)
+    for row, column in product(range(rows), range(columns)):
+        top, left = (gap + place * (side * scale + gap) + scale // 2 for place in (row, column))
+        cell = picture[:, top : top + side * scale, left : left + side * scale]
+        found[row, column] = cell[:, ::scale, ::scale]
+    return found
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_lower_half_is_hidden_before_the_completions(channels: int) -> None:
+    originals, first, second = torch.randint(0, 256, (3, 2, channels, 8, 8), dtype=torch.uint8)
+    picture = completion_grid(originals, torch.stack([first, second], 1))
+    cells = grid_cells(picture[:, 24:], 2, 4, 8)  # below the titles
+    unknown = torch.tensor(UNKNOWN, dtype=torch.uint8)[:, None, None]
+    assert torch.equal(cells[:, 0, :, :4], originals.expand(-1, 3, -1, -1)[:, :, :4])
+    assert torch.equal(cells[:, 0, :, 4:], unknown.expand(2, 3, 4, 8))
+    for column, images in enumerate((first, second, originals), 1):
+        assert torch.equal(cells[:, column], images.expand(-1, 3, -1, -1))
+
+
+def test_samples_are_shown_in_their_order() -> None:
+    samples = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8)
+    cells = grid_cells(sample_grid(samples), 2, 2, 8).flatten(0, 1)  # (R N, 3, S, S)
+    assert torch.equal(cells[:3], samples.expand(-1, 3, -1, -1))
+    unknown = torch.tensor(UNKNOWN, dtype=torch.uint8)[:, None, None]
+    assert torch.equal(cells[3], unknown.expand(3, 8, 8))
 
 
 def test_generate(trained: Path, console: Console) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import torch
 import transformers
 from PIL import Image
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tasks.errors import UsageError
-from tests.helpers.command import Console, run
+from tasks.mae.task import MAETask
+from tasks.tracking.picture_grid import draw_grid
+from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import checkpoint, logged, metrics, summary
 from tests.helpers.tiny import FEW_STEPS, NO_UPDATES, TINY, write_images
 from tests.helpers.tiny_models import close
@@ -77,6 +81,41 @@ def test_masks_differ_between_epochs_and_not_between_evaluations() -> None:
     assert len(set(losses)) == 3
     evaluated = [float(row["val/loss"]) for row in metrics("r") if "val/loss" in row]
     assert len(evaluated) == 3 and max(evaluated) - min(evaluated) < 1e-6
+
+
+@pytest.mark.parametrize("norm_pixels", [True, False])
+def test_pictures_differ_where_patches_are_masked(norm_pixels: bool, monkeypatch: Patch) -> None:
+    assert run(f"{FIT} --model.net.norm_pixels {norm_pixels} --run_dir r", "mae") == 0
+    drawn: dict[str, Tensor] = {}
+
+    def recorded(rows: dict[str, Tensor], *others: Any) -> None:
+        drawn.update(rows)
+        draw_grid(rows, *others)
+
+    monkeypatch.setattr("tasks.mae.task.draw_grid", recorded)
+    task = MAETask.load_from_checkpoint("r").eval()
+    images = torch.randint(0, 256, (10, 1, 8, 8), dtype=torch.uint8)
+    batch = {"image": images, "index": torch.arange(10)}
+    with torch.no_grad():
+        predicted, masked = task.step(batch, training=False).outputs
+    task.collect_media(batch, (predicted, masked))
+    assert [name.partition(",")[0] for name in drawn] == ["original", "masked", "reconstructed"]
+    original, hidden, reconstructed = drawn.values()
+    mean, std = (255 * task.metadata[name][0] for name in ("mean", "std"))
+    expected = images.float()
+    is_masked = torch.zeros(10, 1, 8, 8, dtype=torch.bool)
+    for image, patch in product(range(10), range(masked.shape[1])):
+        row, column = divmod(int(masked[image, patch]), 4)
+        square = (image, 0, slice(2 * row, 2 * row + 2), slice(2 * column, 2 * column + 2))
+        is_masked[square] = True
+        pixels = images[square].float()
+        level, spread = (pixels.mean(), pixels.std()) if norm_pixels else (mean, std)
+        expected[square] = predicted[image, patch].view(2, 2) * spread + level
+    assert torch.equal(original, images[:8])
+    assert is_masked.sum() == 10 * 48
+    close(hidden, images[:8].where(~is_masked[:8], round(mean)), atol=0)
+    close(reconstructed.float(), expected[:8].clamp(0, 255), atol=0.51)
+    assert torch.equal(reconstructed[~is_masked[:8]], original[~is_masked[:8]])
 
 
 def test_in_python(pretrained: str) -> None:
