@@ -56,6 +56,8 @@ STUDENTS = {
     "mixer": DEIT.replace("deit_tiny", "mixer_cifar"),
     "cct": DEIT.replace("deit_tiny", "cct_2_3x2"),
     "hybrid": DEIT.replace("deit_tiny", "hybrid_tiny").replace("patch_size 2", "patch_size 8"),
+    "swin": "--preset swin_cifar --model.net.image_size 8 --model.net.patch_size 2 "
+    "--model.net.window_size 2 --model.net.depths [1,1] --model.net.stack.width 8",
 }
 TEACHER = "--model.teacher.path teacher"
 KEEP = "--model.teacher.keep_outputs true --model.augment.crop_padding 0"
