@@ -9,6 +9,7 @@ import torch
 
 from datamodules.base import ResumableDataModule
 from datamodules.tokens.masking import Masker
+from modules.models.mae import MaskedAutoencoder
 from tests.helpers.command import Patch, run
 from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, logged
@@ -32,6 +33,9 @@ TASKS = {
     "lm": f"{LM} --data.packing documents",
     "lm windows": LM,
     "seq2seq": f"{SMALL_S2S} {PAIRS}",
+    "mae": f"{NARROW} --model.net.decoder.depth 1 --model.augment.crop_padding 0",
+    "igpt": f"{NARROW} --model.augment.crop_padding 0 --model.pictures.samples 1 "
+    "--model.pictures.completions 1 --trainer.limit_val_batches 1",
 }
 
 
@@ -41,9 +45,17 @@ def fixed_numbers(tokens: torch.Tensor, seeds: list[int] | None) -> torch.Tensor
     return torch.stack([numbers * factor % 101 / 101 for factor in (3, 5, 11)])
 
 
+def fixed_patches(self: MaskedAutoencoder, noise: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The same patches of each image are visible, (B, K), and masked, (B, M)."""
+    order = torch.arange(noise.shape[1]).expand(len(noise), -1)  # (B, N)
+    visible = self.config.visible_patches
+    return order[:, :visible], order[:, visible:]
+
+
 @pytest.fixture(autouse=True)
 def data(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Masker, "_random", staticmethod(fixed_numbers))
+    monkeypatch.setattr(MaskedAutoencoder, "split", fixed_patches)
     write_corpus(Path("texts"), 40)
     write_pairs(Path("pairs"), 130)
 
@@ -102,7 +114,7 @@ def test_two_ranks_equal_one_process(case: str, server: Server, tmp_path: Path) 
     two = f"{line} --trainer.devices 2 --trainer.strategy ddp --data.batch_size 8 --run_dir r"
     before = (
         "from tests.tasks.training.test_loss_weighting import *; "
-        "Masker._random = staticmethod(fixed_numbers)"
+        "Masker._random = staticmethod(fixed_numbers); MaskedAutoencoder.split = fixed_patches"
     )
     server.run(two, tmp_path, task, before=before, ranks=2)
     assert_equal_runs("r", "one", 20)
