@@ -26,12 +26,25 @@ from tests.helpers.results import checkpoint, logged
 from tests.helpers.tiny import FEW_STEPS, SHORT, TINY, write_data, write_images
 from tests.tasks.checkpoints.test_kills import end
 
+SWIN = (
+    "--preset swin_cifar --model.net.image_size 8 --model.net.patch_size 1 --data.batch_size 16 "
+    "--model.net.window_size 3 --model.net.depths [1,2] --model.net.stack.depth 3 "
+    "--model.net.stack.width 8"
+)
+SECOND = (
+    "--model.net.relative_bias mlp --model.net.stack.attention cosine "
+    "--model.net.stack.order res_post"
+)
+RUNS = {**TINY, "vit swin": SWIN, "vit swinv2": f"{SWIN} {SECOND}"}  # the task is the first word
 AFTER = {
     "vit": ["predict --input images"],
+    "vit swin": ["predict --input images"],
+    "vit swinv2": ["predict --input images"],
     "mae": ["test --trainer.limit_test_batches 1"],
     "bert": ["predict --text good"],
     "mlm": ["test --trainer.limit_test_batches 1"],
     "lm": ["generate --prompt a", "score --input text.txt"],
+    "igpt": ["generate --samples 2 --output a.png", "probe --limit 20"],
     "seq2seq": ["translate --text two", "attend --text two --output a.png"],
 }
 SCALED = (  # what 16-mixed is on a GPU; on a CPU Lightning makes it bf16-mixed
@@ -54,16 +67,17 @@ def data() -> None:
 # What most often goes wrong is tried for all tasks, the rest for one.
 PRECISIONS = [("vit", precision) for precision in ("bf16-mixed", "16-mixed", "32")]
 PRECISIONS_OF_ALL = ("bf16-mixed", "16-mixed", "32", "bf16-true")
-EVERY = [(task, precision) for precision in PRECISIONS_OF_ALL for task in AFTER]
+EVERY = [(case, precision) for precision in PRECISIONS_OF_ALL for case in AFTER]
 PLAIN = [("lm", "bf16-true"), *PRECISIONS]
 SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in EVERY if case not in PLAIN]
 
 
 @pytest.mark.plain_every(2)
 @pytest.mark.usefixtures("data")
-@pytest.mark.parametrize("task, precision", [*PLAIN, *SLOW])
-def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("case, precision", [*PLAIN, *SLOW])
+def test_few_steps(case: str, precision: str, monkeypatch: Patch) -> None:
     """Losses and norms of gradients are in 32 bits, metrics in 64; weights have those chosen."""
+    task = case.split()[0]
     seen: list[tuple[torch.dtype, torch.dtype]] = []
     norms: list[float] = []
     step = Task.log_step
@@ -88,7 +102,7 @@ def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Task, "on_validation_epoch_end", evaluated)
     monkeypatch.setattr(torch.nn.utils, "clip_grads_with_norm_", spy)
     chosen = SCALED if precision == "16-mixed" else f"--trainer.precision {precision}"
-    assert run(f"fit {TINY[task]} {FEW_STEPS} --run_dir r {chosen}", task) == 0
+    assert run(f"fit {RUNS[case]} {FEW_STEPS} --run_dir r {chosen}", task) == 0
     assert len(logged("r")) == 3 and all(map(math.isfinite, logged("r")))
     assert len(seen) == 4 and all(found == expected for found, expected in seen)
     assert logged("r", "train/grad_norm") == pytest.approx(norms, rel=1e-5)
@@ -96,7 +110,7 @@ def test_few_steps(task: str, precision: str, monkeypatch: Patch) -> None:
     kept = torch.bfloat16 if precision == "bf16-true" else torch.float32
     weights = checkpoint("r")["state_dict"].values()
     assert {value.dtype for value in weights if value.is_floating_point()} == {kept}
-    for command in AFTER[task]:
+    for command in AFTER[case]:
         assert run(f"{command} --ckpt_path r/checkpoints/best.ckpt", task) == 0
 
 
