@@ -211,12 +211,12 @@ class LabelledSource(Source, Generic[S]):
         names = self.checked_class_names()
         if names != expected and self.options.problem_type == "regression":
             raise UsageError(
-                f"the data have the numbers {names[0]}, the checkpoint {expected[0]}: name the "
+                f"the data have the numbers {names[0]}, the model {expected[0]}: name the "
                 "column with --data.dataset.label_column."
             )
         if names != expected:
             raise UsageError(
-                f"the data have {len(names)} classes ({shortened(names)}), the checkpoint "
+                f"the data have {len(names)} classes ({shortened(names)}), the model "
                 f"{len(expected)} ({shortened(expected)}): use the data that it was trained for."
             )
 
@@ -250,6 +250,6 @@ def require_same_targets(options: SourceOptions, metadata: Mapping[str, Any]) ->
     require_same("dataset.class_names", options.class_names, metadata["class_names"])
     if options.problem_type != metadata["problem_type"]:
         raise UsageError(
-            f"the problem type is {options.problem_type}, the checkpoint was trained with "
+            f"the problem type is {options.problem_type}, the model was trained with "
             f"{metadata['problem_type']}: add --model.problem_type {metadata['problem_type']}."
         )

@@ -15,5 +15,5 @@ def require_same(option: str, given: Any, stored: Any) -> None:
     """Raises `UsageError` if `--data.<option>` is set (not None) and is not a checkpoint's."""
     if given not in (None, stored):
         raise UsageError(
-            f"--data.{option} is {given}, the checkpoint was trained with {stored}: leave it out."
+            f"--data.{option} is {given}, the model was trained with {stored}: leave it out."
         )

@@ -1,10 +1,13 @@
 """Random models of timm and ours, and how far they are from each other."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pytest
 import timm
 import torch
+import torchvision
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -39,6 +42,27 @@ def randomise(model: Any) -> Any:
             if parameter.dim() == 1 and not name.endswith("bias"):
                 parameter += 1.0  # norms and scales
     return model.eval()
+
+
+def cached_shufflenet(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
+    """`torchvision/shufflenet_v2_x0_5` with random weights in torch's cache, and their file.
+
+    They are there as a download leaves them. BatchNorm knows the means of random images: with
+    others, the logits would hardly depend on the image.
+    """
+    monkeypatch.setenv("TORCH_HOME", str(Path("home").resolve()))
+    net = torchvision.models.shufflenet_v2_x0_5()
+    for part in net.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            part.momentum = None  # the mean of all batches
+    with torch.no_grad():
+        net.train()(torch.randn(8, 3, 224, 224))
+    net.eval()
+    url = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT.url
+    file = Path("home/hub/checkpoints", Path(url).name)
+    file.parent.mkdir(parents=True)
+    torch.save(net.state_dict(), file)
+    return net, file
 
 
 def our_vit(theirs: nn.Module, config: ViTConfig, family: str = "timm", **options: Any) -> ViT:

@@ -8,15 +8,16 @@ import pytest
 import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from torchvision.models import ShuffleNet_V2_X0_5_Weights
 
 from datamodules.images import ImageData
 from datamodules.sources.images import DatasetOptions
 from datamodules.vision.augment import normalise
 from tasks.vit.other_classifiers import find_other
-from tests.helpers.command import Console, run
+from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import table
-from tests.helpers.tiny import SHORT, write_images
-from tests.parity.vit import timm_model
+from tests.helpers.tiny import SHORT, picture, write_images
+from tests.parity.vit import cached_shufflenet, timm_model
 
 NAME = "vit_tiny_patch16_224"
 SIZES: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -99,6 +100,38 @@ def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
     assert float(theirs["test/acc"]) == pytest.approx(float(right), abs=0.003)
     metadata = find_other("cnn", "compare").metadata
     assert (metadata["mean"], metadata["std"], metadata["crop_pct"]) == ([0.3], [0.4], 0.8)
+
+
+def test_a_model_of_torchvision_is_a_baseline(
+    best: Path, console: Console, monkeypatch: Patch
+) -> None:
+    """Its accuracy is that of its own preprocessing; digits are none of its classes."""
+    net, _ = cached_shufflenet(monkeypatch)
+    weights = ShuffleNet_V2_X0_5_Weights.DEFAULT
+    classes = weights.meta["categories"]
+    name = "torchvision/shufflenet_v2_x0_5"
+    one = "--repetitions 1 --batch_size 1 --output out"
+    out, _ = console.printed(f"compare {best} {name} {one}")
+    assert f"{name} is not tested: the data have 10 classes" in out
+    assert "the model 1000 (tench" in out and "checkpoint 1000" not in out
+    row = table("out/compare.csv")[1]
+    assert int(row["parameters"]) == sum(p.numel() for p in net.parameters())
+    with FlopCounterMode(display=False) as counter:
+        net(torch.zeros(1, 3, 224, 224))
+    assert int(row["flop_forward"]) == counter.get_total_flops()
+    assert row["image_size"] == "224" and row["test/acc"] == ""
+    answers = set()
+    for number in range(4):
+        image = picture(2).resize((300, 300))
+        with torch.no_grad():
+            answer = int(net(weights.transforms()(image)[None]).argmax())
+        answers.add(answer)
+        folder = Path("images", classes[answer if number else answer - 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        image.save(folder / f"{number}.png")
+    console.printed(f"compare {name} {one} --data.path images")
+    (row,) = table("out/compare.csv")
+    assert float(row["test/acc"]) == 0.75 and len(answers) > 1
 
 
 BAD = {

@@ -33,7 +33,7 @@ from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, same, summary
 from tests.helpers.tiny import FEW_STEPS, NET, Malicious, write_images
 from tests.helpers.tiny_models import close
-from tests.parity.vit import randomise
+from tests.parity.vit import cached_shufflenet, randomise
 
 DIGITS = [str(digit) for digit in range(10)]
 GREY = {"class_names": DIGITS, "channels": 1, "mean": [0.3], "std": [0.4]}
@@ -247,17 +247,12 @@ def test_any_model_of_timm_in_a_folder_teaches(channels: int) -> None:
 
 
 def test_a_model_of_torchvision_teaches(monkeypatch: Patch) -> None:
-    """Of weights in torch's cache, as a download leaves them."""
-    monkeypatch.setenv("TORCH_HOME", str(Path("home").resolve()))
-    weights = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
-    net = randomise(torchvision.models.shufflenet_v2_x0_5())
-    file = Path("home/hub/checkpoints", Path(weights.url).name)
-    file.parent.mkdir(parents=True)
-    torch.save(net.state_dict(), file)
+    net, file = cached_shufflenet(monkeypatch)
     names = timm.data.ImageNetInfo("imagenet-1k").label_names()[::-1]
     metadata = {**COLOUR, "class_names": names}
     images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8)
     found = load_teacher("torchvision/shufflenet_v2_x0_5", metadata)
+    weights = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT
     transforms = weights.transforms(resize_size=224)
     pixels = normalise(images, metadata["mean"], metadata["std"])
     close(found.logits(pixels), net(transforms(images)).flip(1), atol=1e-3, rtol=1e-3)
