@@ -203,8 +203,9 @@ class LastWeights(Averaging):
     def _average(self) -> None:
         last = self.last[-self.count :]
         for parameter, name in self.names.items():
-            mean = sum(weights[name] / len(last) for weights in last)
-            self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
+            if parameter.requires_grad:  # frozen ones keep every bit
+                mean = sum(weights[name] / len(last) for weights in last)
+                self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:

@@ -208,6 +208,18 @@ def test_resume_is_exact(tmp_path: Path, stop_at: int, kind: str) -> None:
     assert same(average.state_dict()["trained"], straight_average.state_dict()["trained"])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_weights_keep_every_bit(kind: str) -> None:
+    task = Toy()
+    task.configure_model()
+    task.net.a.bias.requires_grad_(False)
+    before = weights_of(task)
+    fit(task, 14, KINDS[kind]())
+    after = weights_of(task)
+    assert torch.equal(after["net.a.bias"], before["net.a.bias"])
+    assert not torch.equal(after["net.a.weight"], before["net.a.weight"])
+
+
 def test_stop_in_validation(tmp_path: Path) -> None:
     task = Toy(stop_in_validation=3)
     saver = ModelCheckpoint(tmp_path, "x", save_on_exception=True)
