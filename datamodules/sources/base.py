@@ -65,6 +65,7 @@ class Source:
     option_prefix = "--data.dataset."  # of its options on the command line
     path_option = "--data.path"  # the option that names its path
     skip_advice = ", or skip such data with --data.skip_bad true"  # of messages about bad samples
+    recorded_by: str | None = None  # the run or checkpoint that has the path; None: it was given
     unseen = False  # whether a model is evaluated that was trained on other data
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -148,6 +149,12 @@ class Source:
         fault = None if path.is_dir() else path_fault(path)
         if path.is_file() and folder:
             fault = "is a file"
+        if fault == MISSING and self.recorded_by is not None:
+            relative = "" if path.is_absolute() else ", relative to the folder of its training"
+            raise UsageError(
+                f"{printable(path)} {MISSING}: {self.recorded_by} records this path of its data"
+                f"{relative}; add {self.path_option} with their place."
+            )
         if fault == MISSING:
             raise UsageError(missing_path(path, self.alternatives, self.path_option, wanted))
         if fault is not None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.command import Console, run
+from tests.helpers.command import Console, Patch, run
 from tests.helpers.model_folders import encoder_folder
+from tests.helpers.tiny import NET
 
 REVIEWS = "".join(f"a {word} film that was seen on day {i}\n" for i, word in enumerate("gb" * 10))
 ONE_EPOCH = "--trainer.max_epochs 1 --data.batch_size 8"
@@ -14,6 +15,22 @@ ONE_EPOCH = "--trainer.max_epochs 1 --data.batch_size 8"
 def write_csv(path: str, text: str = "text", label: str = "label", lines: str = REVIEWS) -> None:
     rows = [f"{line},{('neg', 'pos')[i % 2]}" for i, line in enumerate(lines.splitlines())]
     Path(path).write_text("\n".join([f"{text},{label}", *rows]) + "\n")
+
+
+def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -> None:
+    write_csv("a.csv")
+    line = f"fit --data.path a.csv {NET} --data.tokenizer.vocabulary 300 {ONE_EPOCH}"
+    assert run(f"{line} --run_dir r", "bert") == 0
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    for line in ("test --ckpt_path ../r", "fit --resume ../r --trainer.max_epochs 2"):
+        names = ("a.csv does not exist: ../r records this path", "relative", "add --data.path")
+        console.refused(line, *names, task="bert")
+        given = console.refused(f"{line} --data.path b.csv", "b.csv does not exist", task="bert")
+        assert "records" not in given
+        console.printed(f"{line} --data.path ../a.csv", "bert")
+    Path("../a.csv").unlink()
+    console.refused("test --ckpt_path ../r", "../a.csv does not exist: ../r", task="bert")
 
 
 @pytest.mark.parametrize(
