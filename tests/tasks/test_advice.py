@@ -1,5 +1,6 @@
 """Messages and warnings advise what can be done."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -
         console.printed(f"{line} --data.path ../a.csv", "bert")
     Path("../a.csv").unlink()
     console.refused("test --ckpt_path ../r", "../a.csv does not exist: ../r", task="bert")
+
+
+def test_classes_with_almost_the_same_name_are_told_once() -> None:
+    write_csv("a.csv")
+    with Path("a.csv").open("a") as file:
+        file.writelines(f"a film of year {i},Pos \n" for i in range(10))
+    line = f"fit --data.path a.csv {NET} --data.tokenizer.vocabulary 300 {ONE_EPOCH}"
+    for command, times in ((f"{line} --run_dir r", 1), ("test --ckpt_path r", 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert run(command, "bert") == 0
+        told = [str(warning.message) for warning in caught]
+        assert sum("'Pos' and 'pos' are different classes" in text for text in told) == times
 
 
 @pytest.mark.parametrize(
