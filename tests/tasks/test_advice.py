@@ -47,6 +47,18 @@ def test_classes_with_almost_the_same_name_are_told_once() -> None:
         assert sum("'Pos' and 'pos' are different classes" in text for text in told) == times
 
 
+def test_another_column_than_that_of_the_training_is_told(console: Console) -> None:
+    write_csv("a.csv")
+    write_csv("two.csv", text="review")
+    line = f"fit --data.path a.csv {NET} --data.tokenizer.vocabulary 300 {ONE_EPOCH}"
+    assert run(f"{line} --run_dir r", "bert") == 0
+    line = "predict --ckpt_path r --input"
+    told = "two.csv: texts of the column review are read, the model was trained on text;"
+    assert told in console.printed(f"{line} two.csv", "bert")[1]
+    for same in ("a.csv", "two.csv --data.dataset.text_column review"):
+        assert "column" not in console.printed(f"{line} {same}", "bert")[1]
+
+
 @pytest.mark.parametrize(
     ("length", "advice"),
     [(6, "raise --data.max_length, to 8 at most"), (8, "the model reads no more")],
