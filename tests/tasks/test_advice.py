@@ -47,6 +47,22 @@ def test_classes_with_almost_the_same_name_are_told_once() -> None:
         assert sum("'Pos' and 'pos' are different classes" in text for text in told) == times
 
 
+@pytest.mark.parametrize(
+    ("task", "option", "said"),
+    [
+        ("bert", "--data.num_workers", "`--help all` lists them all"),
+        ("vit", "--model.hidden_size", "`--help all` lists them all"),
+        ("vit", "--data.num_workrs", "did you mean --data.loading.num_workers?"),
+        ("vit", "--num_heads", "did you mean --model.net.stack.heads?"),
+        ("vit", "--max_epoch", "did you mean --trainer.max_epochs?"),
+    ],
+)
+def test_only_near_options_are_suggested(
+    task: str, option: str, said: str, console: Console
+) -> None:
+    console.refused(f"fit {option} 2", f"unknown option {option}: {said}", task=task)
+
+
 def test_another_column_than_that_of_the_training_is_told(console: Console) -> None:
     write_csv("a.csv")
     write_csv("two.csv", text="review")
