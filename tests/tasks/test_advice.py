@@ -63,6 +63,12 @@ def test_only_near_options_are_suggested(
     console.refused(f"fit {option} 2", f"unknown option {option}: {said}", task=task)
 
 
+@pytest.mark.parametrize("task", ["vit", "bert"])
+def test_classes_are_balanced_in_one_way(task: str, console: Console) -> None:
+    line = "fit --data.balanced true --model.class_weights balanced"
+    console.refused(line, "--data.balanced", "--model.class_weights", "leave one out", task=task)
+
+
 def test_another_column_than_that_of_the_training_is_told(console: Console) -> None:
     write_csv("a.csv")
     write_csv("two.csv", text="review")
