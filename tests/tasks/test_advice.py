@@ -7,7 +7,7 @@ import pytest
 
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.model_folders import encoder_folder
-from tests.helpers.tiny import NET
+from tests.helpers.tiny import NET, write_images
 
 REVIEWS = "".join(f"a {word} film that was seen on day {i}\n" for i, word in enumerate("gb" * 10))
 ONE_EPOCH = "--trainer.max_epochs 1 --data.batch_size 8"
@@ -32,6 +32,22 @@ def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -
         console.printed(f"{line} --data.path ../a.csv", "bert")
     Path("../a.csv").unlink()
     console.refused("test --ckpt_path ../r", "../a.csv does not exist: ../r", task="bert")
+
+
+@pytest.mark.parametrize("task", ["vit", "igpt"])
+def test_images_of_a_probed_model_that_are_not_here(
+    task: str, console: Console, monkeypatch: Patch
+) -> None:
+    write_images(Path("images"), side=8)
+    net = "--model.net.stack.depth 1 --model.net.stack.width 16 --model.net.stack.heads 2"
+    size = "--model.net.patch_size 4" if task == "vit" else "--data.image_size 8"
+    line = f"fit --data.path images {net} {size} --data.batch_size 4 --trainer.max_epochs 1"
+    assert run(f"{line} --run_dir r", task) == 0
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    option = "--data.path" if task == "vit" else "--path"
+    names = ("images does not exist:", "../r records this path", f"add {option} with")
+    console.refused("probe --ckpt_path ../r", *names, task=task)
 
 
 def test_classes_with_almost_the_same_name_are_told_once() -> None:
