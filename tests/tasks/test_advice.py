@@ -9,13 +9,13 @@ from tests.helpers.command import Console, Patch, run
 from tests.helpers.model_folders import encoder_folder
 from tests.helpers.tiny import NET, write_images
 
-REVIEWS = "".join(f"a {word} film that was seen on day {i}\n" for i, word in enumerate("gb" * 10))
 ONE_EPOCH = "--trainer.max_epochs 1 --data.batch_size 8"
 
 
-def write_csv(path: str, text: str = "text", label: str = "label", lines: str = REVIEWS) -> None:
-    rows = [f"{line},{('neg', 'pos')[i % 2]}" for i, line in enumerate(lines.splitlines())]
-    Path(path).write_text("\n".join([f"{text},{label}", *rows]) + "\n")
+def write_csv(path: str, column: str = "text") -> None:
+    """20 texts of 9 tokens or more, with the class neg or pos."""
+    rows = [f"a film that was seen on day {i},{('neg', 'pos')[i % 2]}\n" for i in range(20)]
+    Path(path).write_text("".join([f"{column},label\n", *rows]))
 
 
 def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -> None:
@@ -87,7 +87,7 @@ def test_classes_are_balanced_in_one_way(task: str, console: Console) -> None:
 
 def test_another_column_than_that_of_the_training_is_told(console: Console) -> None:
     write_csv("a.csv")
-    write_csv("two.csv", text="review")
+    write_csv("two.csv", "review")
     line = f"fit --data.path a.csv {NET} --data.tokenizer.vocabulary 300 {ONE_EPOCH}"
     assert run(f"{line} --run_dir r", "bert") == 0
     line = "predict --ckpt_path r --input"
