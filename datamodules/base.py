@@ -4,13 +4,16 @@ import signal
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
+from functools import cached_property
+from hashlib import md5
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
-from datamodules.sources import LabelledSource, Source, SourceOptions
+from datamodules.sources import Source
 from datamodules.sources.base import HubOptions
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
@@ -38,48 +41,6 @@ class BatchedDataset(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]: ...
-
-
-def require_same(option: str, given: Any, stored: Any) -> None:
-    """Raises `UsageError` if `--data.<option>` is set (not None) and is not a checkpoint's."""
-    if given not in (None, stored):
-        raise UsageError(
-            f"--data.{option} is {given}, the checkpoint was trained with {stored}: leave it out."
-        )
-
-
-def target_metadata(source: LabelledSource[Any]) -> dict[str, Any]:
-    """What a model must know of its targets: primitives that a checkpoint keeps.
-
-    Returns:
-        problem_type, class_names (list of K, for regression the name of the column), num_classes
-        (K), target_mean and target_std (of the numbers in the training split, for regression; else
-        0 and 1).
-    """
-    names = source.checked_class_names()
-    mean = 0.0
-    std = 1.0
-    if source.options.problem_type == "regression":
-        numbers = source.split("train").labels.double()  # (S, 1)
-        mean = float(numbers.mean())
-        std = float(numbers.std(correction=0)) or 1.0
-    return {
-        "problem_type": source.options.problem_type,
-        "class_names": names,
-        "num_classes": len(names),
-        "target_mean": mean,
-        "target_std": std,
-    }
-
-
-def require_same_targets(options: SourceOptions, metadata: Mapping[str, Any]) -> None:
-    """Raises `UsageError` if options name other targets than the metadata of a checkpoint."""
-    require_same("dataset.class_names", options.class_names, metadata["class_names"])
-    if options.problem_type != metadata["problem_type"]:
-        raise UsageError(
-            f"the problem type is {options.problem_type}, the checkpoint was trained with "
-            f"{metadata['problem_type']}: add --model.problem_type {metadata['problem_type']}."
-        )
 
 
 def outlive_signals(worker: int) -> None:
@@ -185,7 +146,8 @@ class ResumableDataModule(pl.LightningDataModule):
     def metadata(self) -> dict[str, Any]:
         """What a model must know of its data, such as class names: a checkpoint's, or measured."""
         if not self._metadata:
-            self._metadata = self.measure_metadata()
+            digest = self.training_digest if self.source.is_held_out("val") else 0
+            self._metadata = {**self.measure_metadata(), "training_digest": digest}
         return self._metadata
 
     def measure_metadata(self) -> dict[str, Any]:
@@ -224,6 +186,28 @@ class ResumableDataModule(pl.LightningDataModule):
                 found[f"dataset.{field.name}"] = value
         return found
 
+    def training_names(self) -> Iterable[str]:
+        """What tells the training samples apart, in their order; by default nothing."""
+        return ()
+
+    @cached_property
+    def training_digest(self) -> int:
+        """A number that changes with `training_names`."""
+        digest = md5(usedforsecurity=False)
+        for name in self.training_names():
+            digest.update(f"{len(name)} {name}".encode("utf-8", "surrogateescape"))
+        return int(digest.hexdigest()[:12], 16)
+
+    def check_held_out(self, split: str) -> None:
+        """Warns if a split was held out of other training samples than those of the checkpoint."""
+        before = self._metadata.get("training_digest")
+        if before and self.source.is_held_out(split) and before != self.training_digest:
+            rank_zero_warn(
+                f"{self.origin} has changed since the training, so that others of its {self.noun} "
+                "are held out now, and the model may have been trained with them: test it with "
+                "other data."
+            )
+
     # Loaders.
 
     def train_batches(self) -> int:
@@ -234,9 +218,11 @@ class ResumableDataModule(pl.LightningDataModule):
         return self.train_loader(self.dataset("train"))
 
     def val_dataloader(self) -> DataLoader:
+        self.check_held_out("val")
         return self.eval_loader(self.dataset("val"), limit=self._limit("val"))
 
     def test_dataloader(self) -> DataLoader:
+        self.check_held_out("test")
         return self.eval_loader(self.dataset("test"), limit=self._limit("test"))
 
     def predict_dataloader(self) -> DataLoader:
@@ -366,6 +352,7 @@ class ResumableDataModule(pl.LightningDataModule):
             "batch_size": self.batch_size,
             "world_size": world_size,
             "samples": self._samples,
+            "content": self.training_digest,
             "seed": self.seed,
             "balanced": self.balanced,
         }
@@ -389,8 +376,8 @@ class ResumableDataModule(pl.LightningDataModule):
                 continue
             if name == "content":
                 raise UsageError(
-                    "the training text is not the one that the checkpoint was written with, though "
-                    "it is as long: resume with that one, or start a new run."
+                    f"the training {self.noun} are not those that the checkpoint was written with, "
+                    "though they are as many: resume with those, or start a new run."
                 )
             raise UsageError(
                 f"the checkpoint was written with {titles.get(name, name)} {state[name]}, this run "

@@ -6,14 +6,13 @@ from typing import Any, Literal
 
 from pytorch_lightning.utilities import rank_zero_warn
 
-from datamodules.base import require_same
 from datamodules.sources import DOCUMENTS, CorpusOptions, Documents, DocumentSource, open_source
 from datamodules.tokenized import TokenizedData
 from datamodules.tokenizers import BoundaryTokens, TokenizerConfig
 from datamodules.tokens.packing import PackedDocuments, RandomWindows, Rows, Windows
 from datamodules.tokens.token_cache import tokenised_documents
 from datamodules.tokens.token_file import TokenFile
-from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.errors import DataError, UsageError, require_same
 
 
 @dataclass(frozen=True)
@@ -197,9 +196,13 @@ class CorpusData(TokenizedData):
         padded = len(dataset) * self.max_length
         return (dataset.num_targets if isinstance(dataset, PackedDocuments) else padded), padded
 
+    @cached_property
+    def training_digest(self) -> int:
+        """A number that changes with the training text."""
+        return int(self.source.split("train").digest[:12], 16)
+
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""
         return super().batch_layout(world_size) | {
             "packed": self.packing == "documents",
-            "content": int(self.source.split("train").digest[:12], 16),
         }

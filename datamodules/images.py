@@ -11,9 +11,6 @@ from typing import Any, Literal
 from datamodules.base import (
     BatchedDataset,
     ResumableDataModule,
-    require_same,
-    require_same_targets,
-    target_metadata,
 )
 from datamodules.sources import (
     IMAGE_TABLES,
@@ -24,10 +21,11 @@ from datamodules.sources import (
     open_source,
 )
 from datamodules.sources.images import ImageTables
+from datamodules.sources.labelled import require_same_targets, target_metadata
 from datamodules.sources.readers.folders import files_below
 from datamodules.sources.readers.labels import LabelledTables
 from datamodules.utils.cores import usable_cores
-from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.errors import DataError, UsageError, require_same
 from datamodules.utils.files import path_fault, printable
 from datamodules.vision.decoding import ResizeAndCrop, resizing
 from datamodules.vision.image_datasets import (
@@ -308,6 +306,13 @@ class ImageData(ResumableDataModule):
     def sample_names(self, split: str) -> tuple[str, list[Any]]:
         """A column that tells the samples of a split apart, in the order of "index"; its name."""
         return self._split(split).identifiers()
+
+    def training_names(self) -> list[str]:
+        """Paths of the files, relative to the folder of the data, which may be moved."""
+        folder = f"{self.source.local_path}{os.sep}"
+        return [
+            str(name).removeprefix(folder) for name in self.source.split("train").identifiers()[1]
+        ]
 
     def on_before_batch_transfer(
         self, batch: dict[str, Any], dataloader_idx: int

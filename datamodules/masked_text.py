@@ -6,13 +6,12 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import require_same
 from datamodules.sources import CORPORA, open_source
 from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.batching import ResumableBatchSampler
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import UsageError, require_same
 
 
 class Chunks(Sequences):

@@ -3,9 +3,8 @@
 import math
 from typing import Any
 
-from datamodules.base import require_same
 from datamodules.images import UnlabelledImageData
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import UsageError, require_same
 from datamodules.vision.palette import fit_palette, read_palette
 
 DEFAULT_PALETTE = 512  # colours (Chen 2020)

@@ -11,8 +11,8 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 
-from datamodules.base import require_same_targets, target_metadata
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
+from datamodules.sources.labelled import require_same_targets, target_metadata
 from datamodules.sources.readers.formats import read_lines
 from datamodules.sources.text_files import TextFolder, TextHub
 from datamodules.sources.texts import require_texts, text_samples
@@ -151,6 +151,10 @@ class ReviewData(TextData):
     def sample_names(self, split: str) -> tuple[str, list[Any]]:
         """A column that tells the samples of a split apart, in the order of "index"; its name."""
         return "text", self.source.split(split).column.to_pylist()
+
+    def training_names(self) -> list[str]:
+        """The texts."""
+        return self.sample_names("train")[1]
 
     @property
     def predict_samples(self) -> list[str]:

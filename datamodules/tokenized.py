@@ -4,9 +4,9 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from datamodules.base import SPLITS_OF_STAGE, ResumableDataModule, require_same
+from datamodules.base import SPLITS_OF_STAGE, ResumableDataModule
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import UsageError, require_same
 
 
 class TokenizedData(ResumableDataModule):

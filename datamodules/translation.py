@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import torch
 
-from datamodules.base import require_same
 from datamodules.sources import (
     PARALLEL,
     ParallelOptions,
@@ -19,7 +18,7 @@ from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORE_INDEX
 from datamodules.tokens.token_cache import tokenised
-from datamodules.utils.errors import DataError, UsageError
+from datamodules.utils.errors import DataError, UsageError, require_same
 
 
 class PairTokens:
@@ -193,6 +192,12 @@ class TranslationData(TextData):
         super().set_metadata(metadata)
 
     # Splits.
+
+    def training_names(self) -> list[str]:
+        """The sources and targets."""
+        sources, targets = self.source.split("train").columns
+        pairs = zip(sources.to_pylist(), targets.to_pylist(), strict=True)
+        return [f"{source}\t{target}" for source, target in pairs]
 
     def load(self, split: str) -> PairTokens:
         if split == "predict":

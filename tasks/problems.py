@@ -49,7 +49,7 @@ class Problem(ABC):
     """A problem type: its loss, what the outputs of a network mean, and its metrics.
 
     Args:
-        metadata: Of the data, as `datamodules.base.target_metadata` describes.
+        metadata: Of the data, as `datamodules.sources.labelled.target_metadata` describes.
     """
 
     monitor: str  # the metric that decides which checkpoint is best

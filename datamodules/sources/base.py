@@ -108,6 +108,10 @@ class Source:
         """Whether the data have this split of their own."""
         raise NotImplementedError
 
+    def is_held_out(self, split: str) -> bool:
+        """Whether "val" or "test" is a part of the training split, for want of one of its own."""
+        return not (self.is_evaluated_whole(split) or self.has(split) or self.has("val"))
+
     def is_evaluated_whole(self, split: str) -> bool:
         """Whether all samples are "val" or "test": of unseen data that are not split."""
         return self.unseen and split != "train" and not (self.has("val") or self.has("test"))

@@ -1,5 +1,6 @@
 """Base of the sources of samples with classes, and their options."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import HubOptions, Source, shortened
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import UsageError, require_same
 from datamodules.utils.splits import first_of_each_label, stratified_split, stratified_subset
 
 # What a network learns to predict of a sample, under the names of Hugging Face's configs.
@@ -232,3 +233,37 @@ class LabelledSource(Source, Generic[S]):
                 f"the data have {len(names)} classes ({shortened(names)}), the checkpoint "
                 f"{len(expected)} ({shortened(expected)}): use the data that it was trained for."
             )
+
+
+def target_metadata(source: LabelledSource[Any]) -> dict[str, Any]:
+    """What a model must know of its targets: primitives that a checkpoint keeps.
+
+    Returns:
+        problem_type, class_names (list of K, for regression the name of the column), num_classes
+        (K), target_mean and target_std (of the numbers in the training split, for regression; else
+        0 and 1).
+    """
+    names = source.checked_class_names()
+    mean = 0.0
+    std = 1.0
+    if source.options.problem_type == "regression":
+        numbers = source.split("train").labels.double()  # (S, 1)
+        mean = float(numbers.mean())
+        std = float(numbers.std(correction=0)) or 1.0
+    return {
+        "problem_type": source.options.problem_type,
+        "class_names": names,
+        "num_classes": len(names),
+        "target_mean": mean,
+        "target_std": std,
+    }
+
+
+def require_same_targets(options: SourceOptions, metadata: Mapping[str, Any]) -> None:
+    """Raises `UsageError` if options name other targets than the metadata of a checkpoint."""
+    require_same("dataset.class_names", options.class_names, metadata["class_names"])
+    if options.problem_type != metadata["problem_type"]:
+        raise UsageError(
+            f"the problem type is {options.problem_type}, the checkpoint was trained with "
+            f"{metadata['problem_type']}: add --model.problem_type {metadata['problem_type']}."
+        )

@@ -171,7 +171,8 @@ def draw_matrix(view: Matrix) -> Any:
         cells = [row[part] for row in view.cells]
         piece = replace(view, values=view.values[:, part], columns=view.columns[part], cells=cells)
         heat = draw_cells(axis, piece, low, high)
-        set_labels(axis, piece.rows, piece.columns, height, width)
+        sides = (0.75 * height, 0.75 * width)  # without margins and colour bar
+        set_labels(axis, piece.rows, piece.columns, *sides)
         axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
         axis.set_facecolor("lightgrey")  # right of the last column
     figure.colorbar(heat, ax=[*axes]).set_label(view.value_name, fontsize=7)

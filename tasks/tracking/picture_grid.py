@@ -55,7 +55,7 @@ def draw_grid(
         axis.text(-0.16 * width, middle, name, fontsize=7, rotation=90, ha="right", va="center")
     figure.supxlabel("x (pixels)", fontsize=8)
     figure.supylabel("y (pixels)", fontsize=8)
-    across = [0, width // 2, width - 1]
+    across = [0, width // 2]  # the last would touch the first of the next column
     places = [column * number + x for number in range(count) for x in across]
     axis.set_xticks(places, [*map(str, across)] * count, fontsize=6)
     down = [0, height // 2, height - 1]

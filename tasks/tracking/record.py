@@ -125,7 +125,7 @@ class EvaluatedData(Callback):
         samples = f"{size} to {goal}"
         if data.source.is_evaluated_whole(split) and len(data.dataset(split)) > 1:
             samples = f"all {samples}"
-        elif not data.source.has(split) and not data.source.has("val"):
+        elif data.source.is_held_out(split):
             samples += ", held out of the training split"
         print(data_line(pl_module, samples), flush=True)
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from datamodules.base import require_same
 from datamodules.images import ImageData
+from datamodules.utils.errors import require_same
 from datamodules.vision.augment import normalise
 from tasks.errors import UsageError
 from tasks.options import Options, accepted_options, build_from_options, merge_options

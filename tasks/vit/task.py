@@ -155,7 +155,7 @@ class ViTTask(ImageTask, ClassifierTask):
         self.mistakes = {}
 
     def collect_media(self, batch: Batch, outputs: Tensor) -> None:
-        """Keeps misclassified images, and draws the attention rollout of the first images."""
+        """Keeps misclassified images, and draws the attention rollout of some images."""
         super().collect_media(batch, outputs)
         has_mistakes = self.problem_type == "single_label_classification"
         if self.collected and not has_mistakes:
@@ -165,12 +165,14 @@ class ViTTask(ImageTask, ClassifierTask):
         truth, answers, *_ = self.problem.evaluated_columns(samples)[1]
         names = [(shown(label), shown(guess)) for label, guess in zip(truth, answers, strict=True)]
         if not self.collected:
-            first = images[:MAX_ROLLOUTS]
+            numbers = sorted(range(len(images)), key=lambda i: spread_key(int(samples.indices[i])))
+            chosen = sorted(numbers[:MAX_ROLLOUTS])
+            first = images[chosen]
             with self.trainer.precision_plugin.val_step_context():
                 attention = rollout(self.net, self.normalised(first))
             titles = [
                 f"label: {label}" + f"\nprediction: {guess}" * (label != guess)
-                for label, guess in names[:MAX_ROLLOUTS]
+                for label, guess in (names[i] for i in chosen)
             ]
             if attention is not None:
                 self.collected["attention"] = render_picture(

@@ -115,6 +115,7 @@ def test_the_state_is_numbers_and_names_what_differs(
         "batch_size": 8,
         "world_size": 1,
         "samples": 42,
+        "content": NumberData().training_digest,
         "seed": 3,
         "balanced": False,
     }
@@ -154,7 +155,7 @@ def test_another_text_of_the_same_length_is_refused(packing: str, tmp_path: Path
     with pytest.raises(UsageError, match="number of training samples|batch size"):
         fit(corpus(path, packing, max_length=256, batch_size=5), tmp_path / "again", ckpt)
     path.write_text(path.read_text().replace("1", "2"))
-    with pytest.raises(UsageError, match="the training text is not"):
+    with pytest.raises(UsageError, match="are not those that the checkpoint was written with"):
         fit(corpus(path, packing, max_length=256), tmp_path / "again", ckpt)
 
 

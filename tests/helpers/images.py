@@ -18,6 +18,7 @@ METADATA = {
     "crop_pct": 1.0,
     "mean": [0.5] * 3,
     "std": [0.2] * 3,
+    "training_digest": 0,
 }
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,9 @@ def test_other_data_are_evaluated_whole(
         first, count = evaluated(console, f"--data.path {new}", task, command)
         assert first.startswith(f"data    {new}: all 18 {NOUNS[task]} to {command}") and count == 18
     assert [which_split("r/summary.json"), which_split("out/test.json")] == ["val", "all"]
-    _, err = console.printed(f"test --ckpt_path r --data.path {new}", task)
-    assert "no test split" not in err
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*no test split")
+        console.printed(f"test --ckpt_path r --data.path {new}", task)
     for path in ("", f"--data.path {old}", f"--data.path {Path(old).resolve()}"):
         first, count = evaluated(console, path, task)
         assert f": 4 {NOUNS[task]} to test, held out of the training split" in first and count == 4
@@ -70,3 +72,25 @@ def test_other_data_are_evaluated_whole(
     monkeypatch.chdir("elsewhere")
     first, _ = console.printed(f"test --ckpt_path ../r --data.path ../{old}", task)
     assert f": 4 {NOUNS[task]} to test, held out" in first
+
+
+@pytest.mark.parametrize(("task", "path"), [("vit", "data"), ("bert", "data.csv")])
+def test_data_that_have_changed_since_the_training(task: str, path: str, console: Console) -> None:
+    """One more sample, or another of the same number, changes which ones are held out."""
+    write_samples(Path(path), 20, task)
+    assert run(f"{FITS[task]} --trainer.max_epochs 1 --data.path {path} --run_dir r", task) == 0
+    changed = "has changed since the training"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", f".*{changed}")
+        console.printed("test --ckpt_path r", task)
+    if task == "vit":
+        Path("data/ant/00.png").write_bytes(Path("data/ant/0.png").read_bytes())
+        Path("data/ant/19.png").unlink()
+    else:
+        lines = Path(path).read_text().splitlines(keepends=True)
+        first = lines[1].replace("number", "letter")
+        Path(path).write_text("".join([lines[0], first, *lines[1:-2], lines[-1]]))
+    for command in ("test", "validate"):
+        with pytest.warns(UserWarning, match=changed):
+            assert "held out" in console.printed(f"{command} --ckpt_path r", task)[0]
+    console.refused("fit --resume r --trainer.max_epochs 2", "are not those that the", task=task)

@@ -189,7 +189,7 @@ def test_heads_that_images_do_without(task: str, runs: Path, console: Console) -
     """Of an autoencoder how far the vector of `embed` moves; of pixels their loss."""
     picture(8, "L").save("photo.png")
     ckpt = runs / task / "checkpoints/best.ckpt"
-    line = f"look --ckpt_path {ckpt} --image photo.png --ablate 0.1 --figures false"
+    line = f"look --ckpt_path {ckpt} --image photo.png --ablate 0.1 --figures false --output look"
     out, _ = console.printed(line, task)
     model: Any = tessera.load(ckpt)
     with model.ablate(0, 1):
@@ -266,7 +266,7 @@ def printed_change(text: str, name: str) -> tuple[float, float, float]:
 def test_patching_in_python_is_that_of_the_command(runs: Path, console: Console) -> None:
     ckpt = runs / "bert/checkpoints/best.ckpt"
     line = f"look --ckpt_path {ckpt} --text 'a good film' --patch 0.1 --patch_from 'a bad film'"
-    line += " --figures false"
+    line += " --figures false --output look"
     out, _ = console.printed(line, "bert")
     model = tessera.load(ckpt, kind=tessera.TextClassifier)
     other = model.activations("a bad film")["blocks.0.attention.heads"][None]  # (1, N, H, D)
@@ -291,12 +291,13 @@ def test_patching_an_image(runs: Path, console: Console) -> None:
     ckpt = runs / "vit/checkpoints/best.ckpt"
     line = f"look --ckpt_path {ckpt} --image 0.png --patch 0 --patch_from 1.png --figures false"
     console.printed(line)
+    page = runs / "vit/look_inputs/look.html"  # the default
     model = tessera.load(ckpt, kind=tessera.ImageClassifier)
     other = model.activations("1.png")
     names = ("blocks.0.attention", "blocks.0.feedforward")
     with model.intervene({name: patch(other[name][None]) for name in names}):
         after = model.predict("0.png").probabilities
-    table, _ = tab_views(content(Path("look/look.html")))["patching"]
+    table, _ = tab_views(content(page))["patching"]
     for name, _, patched, *_ in table["rows"][:-1]:
         assert patched == pytest.approx(after[name], abs=1e-6)
 
@@ -306,7 +307,7 @@ def test_cross_attention_of_a_translator(runs: Path, console: Console) -> None:
     ckpt = runs / "seq2seq/checkpoints/best.ckpt"
     line = (
         f"look --ckpt_path {ckpt} --text 'two three' --target 'TWO THREE' --figures false "
-        "--ablate cross.1.0 --patch cross.1.1 --patch_from 'four five six seven'"
+        "--output look --ablate cross.1.0 --patch cross.1.1 --patch_from 'four five six seven'"
     )
     out, _ = console.printed(line, "seq2seq")
     model = tessera.load(ckpt, kind=tessera.Translator)
