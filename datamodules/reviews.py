@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 from torch import Tensor
 
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
@@ -48,6 +48,13 @@ class LabelledTokens(Sequences):
         inputs = [self.tokenizer.build_inputs(self.table[i], self.max_length) for i in indices]
         batch = self.batch(index, [row.ids for row in inputs])
         return batch if self.labels is None else batch | {"label": self.labels[index]}
+
+
+def text_column_of(source: TextSource) -> str | None:
+    """The column with the texts of a table; None if the source is not a table."""
+    if not isinstance(source, TextHub):
+        return None
+    return source.sample_column(source.table("train").columns.schema)
 
 
 class ReviewData(TextData):
@@ -93,8 +100,9 @@ class ReviewData(TextData):
         self._predict_source: TextSource | None = None
 
     def measure_metadata(self) -> dict[str, Any]:
-        """As in the base class, and those of `target_metadata`."""
-        return {**target_metadata(self.source), **super().measure_metadata()}
+        """As in the base class, those of `target_metadata`, and text_column, if there is one."""
+        metadata = {**target_metadata(self.source), **super().measure_metadata()}
+        return metadata | {"text_column": text_column_of(self.source)}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         """As in the base class; the class names and the problem type must agree, too."""
@@ -192,7 +200,19 @@ class ReviewData(TextData):
         source.skipped = self.source.skipped
         texts = self.source.usable(source.read("train"), "predict")
         self._predict_source = source
+        self._say_column(text_column_of(source))
         return texts
+
+    @rank_zero_only
+    def _say_column(self, column: str | None) -> None:
+        """Says which column of a table to predict is read, if it is not that of the training."""
+        trained = self._metadata.get("text_column")
+        if self.options.text_column is None and trained not in (None, column):
+            print(
+                f"{self.predict_path}: texts of the column {column} are read, the model was "
+                f"trained on {trained}; --data.dataset.text_column names another",
+                file=sys.stderr,
+            )
 
     def other_columns(self, split: str, indices: list[int]) -> dict[str, list[Any]]:
         """As in the base class; of a folder the paths of the texts."""

@@ -121,8 +121,12 @@ class TextData(TokenizedData):
             what = f"{count:,} of {total:,} {self.noun}"
             said = truncation(what, self.max_length, self.tokenizer_config.truncate)
             advice = "raise --data.max_length to keep all"
-            if self.trainer is not None and self.trainer.state.fn != "fit":
-                advice = "the model reads no more"
+            if self.trainer is not None:
+                limit = getattr(self.trainer.lightning_module, "max_positions", None)
+                if self.trainer.state.fn != "fit" or limit == self.max_length:
+                    advice = "the model reads no more"
+                elif limit is not None:
+                    advice = f"raise --data.max_length, to {limit} at most, to keep more"
             rank_zero_warn(f"{said}; {advice}.")
 
     def count_tokens(self) -> tuple[float, float]:

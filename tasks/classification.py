@@ -100,6 +100,11 @@ class ClassifierTask(Task):
 
     @float32_by_default()
     def on_fit_start(self) -> None:
+        if self.class_weights == "balanced" and getattr(self.datamodule, "balanced", False):
+            raise UsageError(
+                "--data.balanced true and --model.class_weights balanced both make rare classes "
+                "count as much as frequent ones, which together is too much: leave one out"
+            )
         source = self.teacher_config.path
         if source is not None:
             if self.problem_type != "single_label_classification":

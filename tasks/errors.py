@@ -215,9 +215,10 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     found = [
         option for last in OTHER_NAMES.get(word, word).split() for option in ends.get(last, [])
     ]
-    found = found or ends.get(word) or nearest_option(name, ends)
-    if not found and (close := difflib.get_close_matches(word, ends, 1, cutoff=0.7)):
-        found = ends[close[0]]
+    near = {last: options for last, options in ends.items() if parts_are_near(word, last)}
+    found = found or ends.get(word) or nearest_option(name, near)
+    if not found and (close := difflib.get_close_matches(word, near, 1, cutoff=0.7)):
+        found = near[close[0]]
     hint = f"did you mean {' or '.join(found[:3])}?" if found else "`--help all` lists them all"
     return f"unknown option {name[:200]}: {hint}"
 
@@ -238,6 +239,20 @@ def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:
     words = difflib.get_close_matches(name.rpartition(".")[2].removeprefix("--"), ends, cutoff=0.6)
     options = [option for word in words for option in ends[word]]
     return difflib.get_close_matches(name, options, 1, cutoff=0.6)
+
+
+def parts_are_near(word: str, other: str) -> bool:
+    """Whether two words between underscores are alike where they differ, if both have others.
+
+    >>> parts_are_near("max_epoch", "max_epochs"), parts_are_near("num_workers", "num_nodes")
+    (True, False)
+    """
+    own = word.split("_")
+    others = other.split("_")
+    left = "_".join(part for part in own if part not in others)
+    right = "_".join(part for part in others if part not in own)
+    is_part = not left or not right
+    return is_part or difflib.SequenceMatcher(None, left, right).ratio() >= 0.6
 
 
 def is_local_rank_zero() -> bool:

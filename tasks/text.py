@@ -48,6 +48,13 @@ class TextTask(Task):
                     f"{option} is for a new tokenizer, but {origin} has one: leave it out"
                 )
 
+    @property
+    def max_positions(self) -> int | None:
+        """Tokens that pretrained learned positions allow; None: there are none of them."""
+        config: Any = getattr(self, "net_config", None)
+        is_learned = getattr(config, "position", None) == "learned"
+        return config.max_length if self.pretrained is not None and is_learned else None
+
     def train_metrics(self) -> list[str]:
         return [*super().train_metrics(), "padding"]
 

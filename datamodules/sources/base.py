@@ -14,6 +14,7 @@ from datamodules.utils.files import MISSING, is_ignored_folder, nearest_path, pa
 from datamodules.utils.splits import split_of
 
 # `datasets` and the hub put these beside the data.
+MAX_NAME = 40  # characters of the name of a column; a longer one is a sample in a first line
 METADATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
@@ -64,6 +65,7 @@ class Source:
     option_prefix = "--data.dataset."  # of its options on the command line
     path_option = "--data.path"  # the option that names its path
     skip_advice = ", or skip such data with --data.skip_bad true"  # of messages about bad samples
+    recorded_by: str | None = None  # the run or checkpoint that has the path; None: it was given
     unseen = False  # whether a model is evaluated that was trained on other data
 
     def __init__(self, path: str | None, options: Any, skip_bad: bool = False) -> None:
@@ -151,6 +153,12 @@ class Source:
         fault = None if path.is_dir() else path_fault(path)
         if path.is_file() and folder:
             fault = "is a file"
+        if fault == MISSING and self.recorded_by is not None:
+            relative = "" if path.is_absolute() else ", relative to the folder of its training"
+            raise UsageError(
+                f"{printable(path)} {MISSING}: {self.recorded_by} records this path of its data"
+                f"{relative}; add {self.path_option} with their place."
+            )
         if fault == MISSING:
             raise UsageError(missing_path(path, self.alternatives, self.path_option, wanted))
         if fault is not None:
@@ -197,7 +205,11 @@ class Source:
         name = next((name for name in candidates if name in schema.names), None)
         if name is None:
             wanted = candidates[0] if candidates else f"of {content}"
-            columns = ", ".join(schema.names)
+            columns = shortened([brief(name) for name in schema.names])
+            if ".csv" in self.suffixes and not similar:
+                has_samples = any(len(name) > MAX_NAME for name in schema.names)
+                header = "name the columns in the first line of the file"
+                choose = header if has_samples else f"{choose}, or {header}"
             raise UsageError(f"no column {wanted} in {self.origin} ({columns}): {choose}{advice}.")
         if schema.names.count(name) > 1:
             raise DataError(f"{self.origin} has several columns {name}: rename or remove one.")
@@ -281,3 +293,8 @@ def files_at(path: Path) -> Iterator[Path]:
 def shortened(names: list[str]) -> str:
     """The first ten names, for a message."""
     return ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+
+
+def brief(name: str) -> str:
+    """The beginning of a name, for a message."""
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}..."

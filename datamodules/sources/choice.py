@@ -93,6 +93,9 @@ def source_at(sources: Mapping[str, type[Source]], path: Path) -> str:
         files = " and ".join(printable(path / file) for file in found.values())
         names = " or ".join(found)
         raise UsageError(f"{files} are of several kinds: set --data.source {names}.")
+    for kind in sources.values():
+        if issubclass(kind, ClassFolders) and (message := kind.without_classes(path)):
+            raise UsageError(message)
     fault = "is of no known kind"
     if path.is_dir():
         fault = "holds no files of a known kind"

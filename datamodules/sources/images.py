@@ -112,6 +112,7 @@ class ImageFolder(ClassFolders[Records]):
 
     suffixes = IMAGE_ENDINGS
     example = "CLASS/*.jpg or train/CLASS/*.jpg"
+    table = "a table with the columns file_name and label, such as train.csv, beside the images"
 
     def records(self, split: str) -> Records | None:
         folder = self.split_folder(split)

@@ -204,7 +204,21 @@ class LabelledSource(Source, Generic[S]):
             raise UsageError(
                 f"--data.dataset.class_names must be different words: {shortened(given)}."
             )
+        if self.checkpoint_classes is None:
+            self._warn_similar(given)
         return given
+
+    def _warn_similar(self, names: list[str]) -> None:
+        """Warns once of classes whose names differ only in case or in spaces around them."""
+        groups: dict[str, list[str]] = {}
+        for name in names:
+            groups.setdefault(name.strip().casefold(), []).append(name)
+        similar = [" and ".join(map(repr, group)) for group in groups.values() if len(group) > 1]
+        if similar:
+            self.warn_once(
+                f"{shortened(similar)} are different classes, though their names differ only in "
+                "case or spaces: correct the labels if they are the same."
+            )
 
     def require_classes(self, expected: list[str]) -> None:
         """Compares the classes with those of a checkpoint. Raises `UsageError` if they differ."""

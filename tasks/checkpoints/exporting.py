@@ -56,12 +56,14 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
     """Returns the file or folder to write; without `output`, one beside the checkpoint.
 
     Raises `UsageError` if the name of a file has not the suffix of its format, or that of a folder
-    has the suffix of a file.
+    has the suffix of a file; or if the file exists, as `new_folder` does for a folder.
     """
     suffix = f".{format}"
     if output is None:
         path = Path(best_checkpoint(ckpt_path))
-        return path.with_suffix(suffix) if is_file else path.with_name(f"{path.stem}_{format}")
+        output = str(
+            path.with_suffix(suffix) if is_file else path.with_name(f"{path.stem}_{format}")
+        )
     target = Path(output)
     if is_file and target.suffix != suffix:
         raise UsageError(
@@ -72,7 +74,14 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
             f"--output {output}: the format {format} is a folder with several files: give a name "
             f"without {target.suffix}"
         )
+    if is_file and os.path.lexists(target) and not target.is_dir():
+        raise UsageError(exists_message(target))
     return target
+
+
+def exists_message(target: Path) -> str:
+    """Returns what to do if the file or folder to write is there."""
+    return f"{target} exists already: give another --output, or remove it"
 
 
 def text_target(ckpt_path: str, format: TextFormat | Literal["onnx"], output: str | None) -> Path:
@@ -233,7 +242,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     exists = folder.is_symlink() or folder.exists()
     is_empty = folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
     if exists and not (folder.name and is_empty):
-        raise UsageError(f"{folder} exists already: give another --output")
+        raise UsageError(exists_message(folder))
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     with made_parents(folder), errors_naming(folder, partial):
         partial.mkdir()

@@ -28,6 +28,10 @@ TRAINING_STATE = ("epoch", "global_step", "loops", "callbacks", "lr_schedulers",
 Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 Net = TypeVar("Net", bound=nn.Module)
+OTHER_FILES = (  # ends messages about a file or folder that is no checkpoint
+    "tessera.load of Python takes what `export --format` hf, timm or safetensors writes, and "
+    "weights of other libraries, which `fit --model.pretrained` takes, too"
+)
 REFUSED_OBJECT = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects, not bytes
 
 
@@ -82,9 +86,8 @@ def run_of_checkpoint(path: str) -> Path | None:
 def onnx_message(path: str | os.PathLike) -> str:
     """Returns what to do with an ONNX file, or a folder with one, that no command here reads."""
     return (
-        f"'{path}' is an ONNX graph, which onnxruntime runs: to load the model here, give the "
-        "checkpoint or run folder that it was exported from, or what `export --format` hf, timm "
-        "or safetensors writes"
+        f"'{path}' is an ONNX graph, which onnxruntime runs: give the checkpoint or run folder "
+        f"that it was exported from. {OTHER_FILES}"
     )
 
 
@@ -109,19 +112,16 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         near = "" if file.exists() else nearest_path(file)
         hint = "give a run folder of `fit`, or RUN_DIR/checkpoints/best.ckpt or last.ckpt"
         if (file / "config.json").exists():
-            hint = (
-                "the folder has the layout of another library, which is for `fit "
-                "--model.pretrained` and tessera.load of Python"
-            )
+            hint = f"this command takes a run folder or a checkpoint of `fit`. {OTHER_FILES}"
         if names:
             hint = f"there is {', '.join(names)}"
         raise UsageError(f"no {what}{near}: {hint}")
-    checkpoint = load_tensors(file, what)
+    is_weights = file.suffix == ".safetensors"
+    checkpoint = None if is_weights else load_tensors(file, what)
     if not isinstance(checkpoint, dict) or KEY not in checkpoint or "state_dict" not in checkpoint:
         raise UsageError(
-            f"'{path}' is not a Tessera checkpoint: give a file that `fit` wrote. Weights of other "
-            "libraries are for `fit --model.pretrained` and tessera.load of Python, as a folder or "
-            "a .safetensors, .pth or .bin file"
+            f"'{path}' is not a Tessera checkpoint: give a run folder or a checkpoint of `fit`. "
+            f"{OTHER_FILES}"
         )
     entry = checkpoint[KEY]
     version = entry.get("version") if isinstance(entry, Mapping) else VERSION

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from datamodules.sources import Source
+from datamodules.utils.files import may_hold
 from tasks.base import Task
 from tasks.checkpoints.pretrained import read_settings
 from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
@@ -184,6 +186,14 @@ class Invocation:
             raise UsageError(
                 f"{self.saved_at} does not say which data: give --data.path or --data.source"
             )
+
+    def describe_source(self, source: Source, path: str | None) -> None:
+        """Tells a source whether its path was saved, and whether it is that of the training."""
+        saved = self.saved_options.get("data", {}).get("path")
+        if self.command in ("validate", "test"):
+            source.unseen = not may_hold(path, saved)
+        if path == saved and "--data.path" not in self.given:
+            source.recorded_by = self.saved_at
 
     def options_of(self, name: str, value: str) -> Options:
         """What a config, preset or pretrained weights stand for."""

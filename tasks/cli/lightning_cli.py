@@ -17,7 +17,6 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.base import ResumableDataModule
 from datamodules.sources import choose_source
-from datamodules.utils.files import may_hold
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.classification import ClassifierTask
@@ -285,12 +284,10 @@ class TaskCLI(LightningCLI):
 
         In `fit`, `AtomicCheckpointIO` keeps it until Lightning loads it.
         """
+        self.invocation.describe_source(self.datamodule.source, self.config.data.get("path"))
         if self.invocation.checkpoint:
             self.model.restore(self.invocation.checkpoint)
             self.datamodule.set_metadata(self.model.metadata)
-        if self.command in ("validate", "test"):
-            trained = self.invocation.saved_options["data"].get("path")
-            self.datamodule.source.unseen = not may_hold(self.config.data.get("path"), trained)
         self.invocation.checkpoint = None
 
     def fit(self) -> None:

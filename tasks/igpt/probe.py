@@ -79,6 +79,8 @@ def probe(options: ProbeOptions) -> None:
     saved = merge_options(checkpoint[KEY]["config"]["data"], {"palette": None})
     given = {} if options.path is None else {"path": options.path, "source": None}
     data = build_from_options(PixelData, saved, given)
+    data.source.path_option = "--path"
+    data.source.recorded_by = options.ckpt_path if options.path is None else None
     data.set_metadata({**model.metadata, **(class_metadata(data) if given else {})})
     data.prepare_data()
     metadata = data.metadata()

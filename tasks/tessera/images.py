@@ -1,7 +1,8 @@
 """Image classification and masked autoencoders in Python."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -123,17 +124,27 @@ class ImageModel(Model):
     ) -> Result | list[Result]:
         """`run` on batches (B, C, S, S); it returns a list of B results."""
 
+        is_one = is_image(images)
+
         def all_batches(samples: list[Any]) -> list[Result]:
-            parts = (
-                run(self._normalised(part)) for part in split_into_batches(samples, batch_size)
-            )
-            return [result for part in parts for result in part]
+            results: list[Result] = []
+            for part in split_into_batches(samples, batch_size):
+                first = None if is_one else len(results)
+                results += run(self._normalised(part, first))
+            return results
 
-        return one_or_many(images, is_image(images), all_batches)
+        return one_or_many(images, is_one, all_batches)
 
-    def _normalised(self, images: Sequence[Any]) -> Tensor:
-        """Pixels of B images as the network reads them, (B, C, S, S)."""
-        pixels = torch.stack([self.pixels(image) for image in images]).to(self.device)
+    def _normalised(self, images: Sequence[Any], first: int | None = None) -> Tensor:
+        """Pixels of B images as the network reads them, (B, C, S, S).
+
+        `first` is the number of the first of them in a list, for messages.
+        """
+        found = []
+        for i, image in enumerate(images):
+            with numbered(None if first is None else first + i):
+                found.append(self.pixels(image))
+        pixels = torch.stack(found).to(self.device)
         return normalise(pixels, self.metadata["mean"], self.metadata["std"])
 
     def _normalised_one(self, image: Any) -> Tensor:
@@ -306,9 +317,22 @@ def decode_image(content: bytes, channels: int, name: str) -> Tensor:
         raise DataError(f"{name} is not an image that can be read ({error})") from error
 
 
+@contextmanager
+def numbered(number: int | None) -> Iterator[None]:
+    """Begins messages about an image with its number in a list; None: it is in none."""
+    try:
+        yield
+    except (DataError, UsageError) as error:
+        if number is None:
+            raise
+        raise type(error)(f"images[{number}]: {error}") from error
+
+
 def is_image(images: Any) -> bool:
-    """Whether this is one image, not a list of them."""
+    """Whether this is one image, not a list of them; raises `TypeError` for an open file."""
     is_file = isinstance(images, str | os.PathLike | bytes | Image)
+    if not is_file and hasattr(images, "read"):
+        raise TypeError("this is an open file: give its path, or the bytes that its read() returns")
     return is_file or (isinstance(images, np.ndarray | Tensor) and 2 <= images.ndim <= 3)
 
 
@@ -324,8 +348,8 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
         image = image[None]  # (H, W) -> (1, H, W)
     if not isinstance(image, Tensor) or image.ndim != 3 or image.dtype != torch.uint8:
         raise UsageError(
-            "an image is a path, an image of Pillow, or uint8 values, an array (H, W, C) or a "
-            f"tensor (C, H, W), not {found}"
+            "an image is a path, the bytes of a file, an image of Pillow, or uint8 values, an "
+            f"array (H, W, C) or a tensor (C, H, W), not {found}"
         )
     if len(image) == 1 and channels == 3:
         return image.expand(3, -1, -1)

@@ -311,6 +311,8 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
         model.predict(np.zeros((3, 8, 8), dtype=np.uint8))
     with pytest.raises(TypeError):
         model.predict(3)
+    with pytest.raises(tessera.DataError, match=r"^images\[2\]: "):
+        model.predict([picture(20, "L"), picture(20, "L"), b"bad"], batch_size=2)
     texts = tessera.load(runs / "bert")
     for table in ([3], {"text": ["a"]}, pd.DataFrame({"text": ["a"]})):
         with pytest.raises(TypeError):
@@ -337,6 +339,22 @@ def test_bad_sources(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         tessera.load(tmp_path / "missing", threads=threads + 1)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("task", ["vit", "igpt"])
+def test_a_bad_image_of_a_list_is_named_and_an_open_file_is_refused(
+    task: str, runs: Path, tmp_path: Path
+) -> None:
+    model: Any = tessera.load(runs / task)
+    picture(20, "L").save(tmp_path / "a.png")
+    good = (tmp_path / "a.png").read_bytes()
+    with pytest.raises(tessera.DataError, match=r"^images\[3\]: a sample of 3 bytes"):
+        model.embed([good, good, good, b"bad"])
+    with (tmp_path / "a.png").open("rb") as file:
+        with pytest.raises(TypeError, match="open file.*bytes"):
+            model.embed(file)
+        with pytest.raises((TypeError, UsageError), match="bytes"):
+            model.embed([file])
 
 
 def test_methods_of_one_input_take_no_list(runs: Path) -> None:

@@ -81,7 +81,11 @@ def test_a_folder_of_images_without_labels(task: str, folder: str, console: Cons
     write_images(Path("classes"), side=8)
     out, _ = console.printed("test --ckpt_path r --data.path classes", task)
     assert "all 8 images to test" in out
-    fault = "images has one class only (holiday)" if folder else "images holds no files"
+    fault = (
+        "images has one class only (holiday)"
+        if folder
+        else "images holds 10 images but no class folders"
+    )
     console.refused(line.replace("--run_dir r", "--run_dir other"), fault, task="vit")
     if task == "igpt":
         console.refused("probe --ckpt_path r", "needs images with one class each", task=task)

@@ -33,6 +33,7 @@ class ClassFolders(LabelledSource[S]):
     """
 
     unused_options = {"name", "subset", "label_column", "image_column", "text_column"}
+    table = "a table with the texts and labels, such as train.csv"  # that holds classes, too
     no_classes: tuple[str, ...] = ()  # names of folders that are not classes
     needs_train = False  # whether the folders of the classes must lie in that of a split
 
@@ -42,6 +43,23 @@ class ClassFolders(LabelledSource[S]):
         depth = 3 if is_in_split and file.parts[0] not in cls.no_classes else 2
         is_placed = len(file.parts) >= depth and (is_in_split or not cls.needs_train)
         return is_placed and file.suffix.lower() in cls.suffixes
+
+    @classmethod
+    def without_classes(cls, path: Path) -> str | None:
+        """The message about files that lie in no folder of a class; None: there are none."""
+        noun = cls.noun.removesuffix("s")
+        if not path.is_dir():
+            if not path.is_file() or path.suffix.lower() not in cls.suffixes:
+                return None
+            fault = f"is one {noun} without a class: give a folder with {cls.example}"
+        else:
+            files = regular_files(path, lambda *_: None, lambda f: f.suffix.lower() in cls.suffixes)
+            if not files:
+                return None
+            plural = "s" * (len(files) != 1)
+            fault = f"holds {len(files):,} {noun}{plural} but no class folders: put the "
+            fault += f"{cls.noun} of each class into a folder of its own, {cls.example}"
+        return f"{printable(path)} {fault}; or give {cls.table}."
 
     @cached_property
     def root(self) -> Path:

@@ -56,12 +56,14 @@ SHOWN = [  # task, files in d/, path, source
 ]
 UNTOLD = [  # task, files in d/, path, what is named
     ("images", "train/cat/1.png train.parquet", "d", ["folder or hub", "cat/1.png", "n.parquet"]),
-    ("images", "1.png", "d", ["train/CLASS/*.jpg (folder)", "train.parquet (hub)"]),
+    ("images", "1.png 2.JPG a.md", "d", ["d holds 2 images but no class", " CLASS/*.jpg", "csv"]),
+    ("images", "a.md", "d", ["no files of a known kind", "train/CLASS/*.jpg (folder)"]),
     ("images", "cat/1.png my.csv", "d", ["set --data.source folder or csv"]),
-    ("images", "val/1.png", "d", ["no files of a known kind"]),
-    ("images", "photo.png", "d/photo.png", ["photo.png", "train/CLASS/*.jpg (folder)"]),
+    ("images", "val/1.png", "d", ["d holds 1 image but no class folders"]),
+    ("images", "photo.png", "d/photo.png", ["photo.png is one image", "train/CLASS/*.jpg;"]),
     ("texts", "train.csv train.jsonl", "d", ["set --data.source csv or jsonl"]),
     ("texts", "train/a/1.txt train.csv", "d", ["--data.source csv or folder", "d/train.csv"]),
+    ("texts", "1.txt 2.txt", "d", ["d holds 2 texts but no class folders", "CLASS/*.txt", "csv"]),
     ("texts", "", "nowhere", ["nowhere does not exist", "train.csv (csv)"]),
     ("corpus", "a.txt b.csv", "d", ["csv or txt", "d/a.txt", "d/b.csv"]),
     ("documents", "a.txt b.jsonl", "d", ["txt or jsonl"]),

@@ -70,6 +70,15 @@ def test_timm(fit: Fit, console: Console) -> None:
     assert sorted(path.name for path in Path("out").iterdir()) == ["config.json", WEIGHTS]
 
 
+@pytest.mark.parametrize("output", ["out.onnx", "out.safetensors", "out"])
+def test_what_exists_is_kept(output: str, fit: Fit, console: Console) -> None:
+    Path(output).write_text("mine")
+    name = output.partition(".")[2] or "timm"
+    line = f"export --ckpt_path {fit('')} --format {name}"
+    console.refused(f"{line} --output {output}", output, "exists already")
+    assert Path(output).read_text() == "mine"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [ROTARY, ""])
 def test_onnx(options: str, fit: Fit) -> None:

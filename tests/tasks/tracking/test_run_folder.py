@@ -292,13 +292,14 @@ def test_lock_is_no_link(run_copy: Path, console: Console) -> None:
     assert Path("file").read_text() == "kept"
 
 
-def test_exports_and_predictions_replace_links(best: Path) -> None:
+def test_predictions_replace_links_and_exports_refuse_them(best: Path) -> None:
     picture(8, "L").save("one.png")
     Path("file").write_text("kept")
     for name in ("predictions.csv", "model.safetensors"):
         Path(name).symlink_to("file")
     assert run(f"predict --ckpt_path {best} --input one.png --output predictions.csv") == 0
-    assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 0
+    assert run(f"export --ckpt_path {best} --format safetensors --output model.safetensors") == 2
+    assert Path("model.safetensors").is_symlink()
     assert Path("file").read_text() == "kept" and not Path("predictions.csv").is_symlink()
 
 
