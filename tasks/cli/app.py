@@ -42,7 +42,7 @@ class App:
             function's arguments.
         examples: Command lines for `--help`, without the program that they begin with.
         next_commands: Command lines to suggest after a fit, with {best} for its best checkpoint.
-        library_format: Of `export`, to suggest if the weights came from another library.
+        library_formats: Of `export`, to suggest if the weights came from that library.
         pretrains: Task whose `fit` can start from this one's weights.
     """
 
@@ -62,7 +62,7 @@ class App:
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
     next_commands: Sequence[str] = ()
-    library_format: str = "hf"
+    library_formats: Sequence[str] = ("hf",)
     pretrains: str | None = None
 
     @property

@@ -23,7 +23,7 @@ APP = App(
     extra_commands={
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_images"),
         "export": (
-            "write a checkpoint's weights for timm, ONNX or safetensors",
+            "write a checkpoint's weights for timm, Hugging Face, ONNX or safetensors",
             "tasks.vit.export:export",
         ),
         "profile": (
@@ -51,7 +51,7 @@ APP = App(
         "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
     ),
-    library_format="timm",
+    library_formats=("timm", "hf"),
 )
 
 if __name__ == "__main__":
