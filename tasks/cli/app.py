@@ -28,6 +28,7 @@ class App:
         task: The LightningModule, as "module:Class".
         data: The LightningDataModule, as "module:Class".
         presets: Network configs by name, as "module:DICT".
+        about_presets: A line about each preset, as "module:DICT".
         sizes_of_data: Options of the network that presets leave to the data.
         pretrained: Function from a `--model.pretrained` value to the options it implies, as
             "module:function".
@@ -51,6 +52,7 @@ class App:
     task: str
     data: str
     presets: str | None = None
+    about_presets: str | None = None
     sizes_of_data: Sequence[str] = ()
     pretrained: str | None = None
     default_config: str | None = None

@@ -150,7 +150,9 @@ class TaskCLI(LightningCLI):
             trainer_options.set_defaults(self.config.trainer, self.app.epochs)
             if self.invocation.preset:
                 self.config.preset = self.invocation.preset
-            print(help_text(parser, self.command, self.config, self.invocation.help_topic))
+            print(
+                help_text(parser, self.app, self.command, self.config, self.invocation.help_topic)
+            )
             if self.command != "fit" and not self.invocation.saved_at:
                 print(f"\n{NO_CHECKPOINT}")
             raise SystemExit(0)

@@ -11,6 +11,7 @@ APP = App(
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
     presets="modules.models.images:IMAGE_PRESETS",
+    about_presets="modules.models.presets:IMAGES",
     sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
