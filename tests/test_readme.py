@@ -32,7 +32,6 @@ from modules.models.seq2seq import Seq2Seq
 from modules.norm import NORMS
 from modules.position import POSITIONS
 from modules.pretrained import bert, decoder, mae, seq2seq
-from modules.pretrained.images import conversion
 from tasks.bert.task import BertTask
 from tasks.cli.app import load
 from tasks.cli.main import main
@@ -41,6 +40,7 @@ from tasks.lm.task import LMTask
 from tasks.mlm.task import MaskedLMTask
 from tasks.problems import PROBLEMS
 from tasks.seq2seq.task import Seq2SeqTask
+from tasks.vit.export import LIBRARIES
 from tasks.vit.task import ViTTask
 from tests.helpers.tiny import write_pairs, write_reviews
 
@@ -174,10 +174,10 @@ SIZES: dict[str, dict[str, Any]] = {  # of data, which presets leave open
 }
 
 
-def exports(task: str, config: Any) -> bool:
+def exports(task: str, format: str, config: Any) -> bool:
     """Whether a network can be written for timm or Hugging Face."""
     build, families = {
-        "vit": (build_image_net, {"timm": conversion(config).family} if task == "vit" else {}),
+        "vit": (build_image_net, {}),
         "mae": (MaskedAutoencoder, mae.FAMILIES),
         "bert": (BertClassifier, bert.FAMILIES),
         "mlm": (BertMaskedLM, bert.FAMILIES),
@@ -188,12 +188,14 @@ def exports(task: str, config: Any) -> bool:
     metadata = {"class_names": [], "problem_type": "", "mean": [], "std": []}
     with torch.device("meta"):
         net: Any = build(config)
+    if task == "vit":
+        with suppress(ValueError):
+            LIBRARIES[format](net, metadata)
+            return True
     for family in families.values():
         with suppress(ValueError):
             family.weights_to_external(net.state_dict(), config)
-            if task == "vit":
-                conversion(config).settings(config, metadata)
-            elif task == "mae":
+            if task == "mae":
                 family.config_to_external(config)
             elif task in ("bert", "mlm"):
                 family.config_to_external(config, None)
@@ -206,15 +208,17 @@ def exports(task: str, config: Any) -> bool:
 @pytest.mark.parametrize("task", SIZES)
 def test_presets_that_can_be_exported(task: str) -> None:
     text = (ROOT / "tasks/README.md").read_text()
-    ((format, cells),) = re.findall(rf"^\| `(\w+)` \| `{task}` \| (.*) \|$", text, re.M)
-    assert format == ("timm" if task == "vit" else "hf")
+    rows = dict(re.findall(rf"^\| `(\w+)` \| `{task}` \| (.*) \|$", text, re.M))
+    assert list(rows) == (["timm", "hf"] if task == "vit" else ["hf"])
     presets = load(import_module(f"tasks.{task}.__main__").APP.presets)
-    found = [name for name in presets if exports(task, replace(presets[name], **SIZES[task]))]
-    assert re.findall(r"`(\w+)`", cells) == found
+    filled = {name: replace(config, **SIZES[task]) for name, config in presets.items()}
+    for format, cells in rows.items():
+        found = [name for name, config in filled.items() if exports(task, format, config)]
+        assert re.findall(r"`(\w+)`", cells) == found
     export = load(import_module(f"tasks.{task}.__main__").APP.extra_commands["export"][1])
     formats = re.findall(r"'(\w+)'", str(get_type_hints(export)["format"]))
     onnx = re.findall(r"`--format onnx` every model of (.*)\.", text)[0]
-    assert set(formats) == {"safetensors", format} | ({"onnx"} if f"`{task}`" in onnx else set())
+    assert set(formats) == {"safetensors", *rows} | ({"onnx"} if f"`{task}`" in onnx else set())
 
 
 @pytest.fixture

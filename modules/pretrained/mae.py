@@ -5,7 +5,7 @@ learned positions.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from modules.config import StackConfig, require
 from modules.models.mae import MAEConfig, MaskedAutoencoder
-from modules.position import build_position, resize_grid
+from modules.position import resize_grid
 from modules.pretrained.settings import (
     ACTIVATIONS,
     Settings,
@@ -25,7 +25,14 @@ from modules.pretrained.settings import (
     write_options,
 )
 from modules.pretrained.vit import POSITION_TABLE, TOKENS
-from modules.pretrained.vit_transformers import HUGGINGFACE, OPTIONS, TransformersViT
+from modules.pretrained.vit_transformers import (
+    COMMON,
+    HUGGINGFACE,
+    OPTIONS,
+    WHOLE,
+    TransformersViT,
+    with_learned_positions,
+)
 from modules.pretrained.weights import Layers, Names, State, weight_names
 
 DECODER = "decoder.decoder_layers.{i}"
@@ -54,21 +61,7 @@ DECODER_OPTIONS = {  # of their config.json -> ours
     "decoder_num_attention_heads": "heads",
     "decoder_intermediate_size": "mlp_width",
 }
-FIXED_POSITIONS = ("none", "sinusoidal", "sincos2d")  # which are added, so that a table equals them
-COMMON = {  # of encoder and decoder of all their models
-    "order": "pre",
-    "norm": "layernorm",
-    "final_norm": True,
-    "attention": "dot",
-    "bias": True,
-    "mlp_bias": True,
-    "qk_norm": False,
-    "layer_scale": None,
-    "conv_kernel": None,
-}
 SAME = ("norm_eps", "feedforward", "qkv_bias", "dropout", "attention_dropout")
-# Of the encoder alone.
-WHOLE = {"stem": "patch", "has_class_token": True, "register_tokens": 0, "norm_after_pool": False}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +80,7 @@ class MAEFamily(TransformersViT):
         return [MaskedAutoencoder(config)]
 
     def check(self, config: Any) -> None:
-        check_fixed_options(self.name, config, WHOLE | {"position": "learned"})
+        check_fixed_options(self.name, config, WHOLE)
         for stack in (config.stack, config.decoder):
             check_fixed_options(self.name, stack, COMMON)
             check_feedforward(self.name, stack, self.activations)
@@ -139,11 +132,12 @@ class MAEFamily(TransformersViT):
             rest[TABLE] = resize_grid(grid, config.grid)
         return super().weights_from_external(rest, config, prefix_positions)
 
+    def tables(self, config: Any) -> dict[str, StackConfig]:
+        return {**super().tables(config), TABLE: config.decoder}
+
     def weights_to_external(
         self, state: State, config: Any, prefix_positions: bool | None = None
     ) -> State:
-        """As in the base class; fixed positions become the tables that they stand for."""
-        state, config = with_tables(state, config)
         theirs = super().weights_to_external(state, config, prefix_positions)
         table = theirs.pop(TABLE).flatten(0, 1)  # (N, D)
         theirs[THEIR_TABLE] = torch.cat((torch.zeros_like(table[:1]), table))[None]  # (1, 1 + N, D)
@@ -159,34 +153,19 @@ class MAEFamily(TransformersViT):
         stacks = {"stack": {}, "decoder": decoder}
         return build_config(MAEConfig, {**options, **shared}, stacks)
 
-    def config_to_external(self, config: MAEConfig) -> Settings:
+    def config_to_external(self, config: Any) -> Settings:
         """Returns the config.json of a model of ours.
 
         Raises `ValueError` if no model of theirs can equal ours, with the reason.
         """
-        if config.position in FIXED_POSITIONS:
-            config = replace(config, position="learned", position_options={})
+        config = with_learned_positions(config)
         self.check(config)
-        options = {theirs: ours for theirs, ours in self.options.items() if ours != "head_dim"}
         return {
-            **write_options(config, options, self.activations),
+            **write_options(config, self.plain_options, self.activations),
             **write_options(config.decoder, DECODER_OPTIONS, self.activations),
             "model_type": "vit_mae",
             "architectures": [f"{self.architecture}ForPreTraining"],
         }
-
-
-def with_tables(state: State, config: MAEConfig) -> tuple[State, MAEConfig]:
-    """Returns weights and config of an equal network with learned positions, if they were fixed."""
-    if config.position not in FIXED_POSITIONS:
-        return state, config
-    tables = {}
-    device = state["decoder.mask_token"].device
-    for name, stack in ((POSITION_TABLE, config.stack), (TABLE, config.decoder)):
-        position = build_position(config.position, config.position_options, stack, config.grid)
-        nothing = torch.zeros(1, config.num_patches, stack.width, device=device)
-        tables[name] = position.embed(nothing)[0].unflatten(0, config.grid)  # (rows, columns, E)
-    return {**state, **tables}, replace(config, position="learned", position_options={})
 
 
 MAE = MAEFamily(

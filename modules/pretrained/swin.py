@@ -14,8 +14,9 @@ from modules.config import StackConfig, require
 from modules.models.swin import Swin, SwinConfig
 from modules.pretrained.family import Family
 from modules.pretrained.settings import check_fixed_options, check_heads
-from modules.pretrained.timm import check_part, check_parts, write_settings
+from modules.pretrained.timm import write_settings
 from modules.pretrained.timm_mixer import mlp_ratio
+from modules.pretrained.timm_parts import check_part, check_parts
 from modules.pretrained.vit import fitting_patches, resize_stem
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 

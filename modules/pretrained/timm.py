@@ -24,8 +24,16 @@ from modules.pretrained.timm_mixer import (
     mlp_ratio,
     nearest_mixer,
 )
+from modules.pretrained.timm_parallel import (
+    ARCHITECTURE,
+    NORMS,
+    block_parts,
+    is_parallel,
+    to_plain_blocks,
+)
+from modules.pretrained.timm_parts import check_part, check_parts
 from modules.pretrained.vit import TIMM, count_prefix_positions
-from modules.pretrained.weights import State, build_on_meta
+from modules.pretrained.weights import State
 
 # Dimensions of the weights whose shapes tell sizes; those in `REQUIRED` are in every file.
 DIMENSIONS = {
@@ -67,8 +75,6 @@ STRIDES = {"patch": 1, "hybrid": 4}  # of our stem before its patches are taken
 COMMON = {
     "position": "learned",
     "attention": "dot",
-    "norm": "layernorm",
-    "order": "pre",
     "bias": True,
     "mlp_bias": True,
 }
@@ -82,17 +88,6 @@ HYBRID_STEM = """Sequential(
   (pool): MaxPool2dSame(kernel_size=(3, 3), stride=(2, 2), padding=(0, 0), dilation=(1, 1), \
 ceil_mode=False)
 )"""
-# Attributes that do not change what a model computes.
-IRRELEVANT = (
-    "training",
-    "weight_init_mode",
-    "fix_init",
-    "pretrained_cfg",
-    "default_cfg",
-    "pretrained_model_args",
-    "mlp_ratio",  # of hidden widths, which are compared
-    "target_shift_size",  # of windows, if the size of images changes
-)
 
 
 def config_from_timm_state(
@@ -106,6 +101,8 @@ def config_from_timm_state(
     """
     if STEM in state:
         return config_from_mixer_state(state, known)
+    order = "parallel" if is_parallel(state) else known.stack.order
+    state = to_plain_blocks(state)
     for name in REQUIRED:
         require(name in state, f"{name} is missing: these are not weights of a plain timm ViT.")
     for name, count in DIMENSIONS.items():
@@ -130,6 +127,7 @@ def config_from_timm_state(
     has_scale = "blocks.0.ls1.gamma" in state
     stack = replace(
         known.stack,
+        order=order,
         width=width,
         depth=1 + max(int(block[1]) for block in blocks if block),
         mlp_width=None if hidden == 4 * width else hidden,
@@ -162,7 +160,10 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     if stack.order == "mixer":
         return mixer_arguments(config)
     require(config.stem in STRIDES, f'timm models have no stem "{config.stem}".')
-    check_fixed_options("timm", config, COMMON)
+    is_plain = stack.order != "parallel"
+    blocks = {"order": "pre", "norm": "layernorm"} if is_plain else {}
+    check_fixed_options("timm", config, COMMON | blocks)
+    require(stack.norm in NORMS.values(), f'timm models have no norm "{stack.norm}".')
     require(
         not (config.distillation_token and config.register_tokens),
         "timm models with a distillation_token have no register_tokens.",
@@ -195,7 +196,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
 
 
 # What timm's config.json may say of a model that ours can equal.
-ARGUMENTS = timm_arguments(ViTConfig()).keys() | {"dynamic_img_size"}
+ARGUMENTS = timm_arguments(ViTConfig()).keys() | {"dynamic_img_size", "pre_norm", "norm_layer"}
 ARGUMENTS |= timm_arguments(VIT_PRESETS["mixer_base"]).keys()
 
 
@@ -212,11 +213,16 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
     """
     stack = config.stack
     require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
-    name, nearest = nearest_model(config)
-    defaults = timm_arguments(nearest) | {"fc_norm": config.pool != "cls"}
     arguments = timm_arguments(config)
     pool = arguments["global_pool"]
-    arguments = {name: value for name, value in arguments.items() if value != defaults[name]}
+    if stack.order == "parallel":
+        name = ARCHITECTURE
+        arguments |= {"pre_norm": False, "norm_layer": stack.norm}
+        arguments = {name: value for name, value in arguments.items() if value is not None}
+    else:
+        name, nearest = nearest_model(config)
+        defaults = timm_arguments(nearest) | {"fc_norm": config.pool != "cls"}
+        arguments = {name: value for name, value in arguments.items() if value != defaults[name]}
     stem = "first" if config.stem == "hybrid" else "conv"
     (first,) = TIMM.names(config)[f"embed.stem.{stem}.weight"]
     classifier = ["head", "head_dist"] if config.distillation_token else "head"
@@ -300,28 +306,31 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
         pool is not None,
         f'timm pooling "{timm.global_pool}" is not supported; choose a model with token or avg.',
     )
-    block = timm.blocks[0]
-    check_part(type(block).__name__, "Block", "is not supported; choose a model of plain blocks")
-    act = repr(getattr(block.mlp, "act", None))
+    state = timm.state_dict()
+    parts = block_parts(timm.blocks[0])
+    act = repr(parts.activation)
     require(act in ACTIVATIONS, f"timm's {act} is not supported; choose a model with GELU.")
-    norm: Any = type(block.norm1)
-    check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+    norm: Any = type(parts.norm)
+    if norm.__name__ not in NORMS or not is_parallel(state):
+        check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
     stack = StackConfig(
         width=timm.embed_dim,
-        heads=block.attn.num_heads,
+        heads=parts.heads,
         feedforward=ACTIVATIONS[act],
-        norm_eps=block.norm1.eps,
-        layer_scale=getattr(block.ls1, "init_values", None),
+        norm=NORMS[norm.__name__],
+        norm_eps=parts.norm.eps,
+        layer_scale=getattr(parts.scale, "init_values", None),
     )
     known = ViTConfig(pool=pool, stack=stack)  # type: ignore[arg-type]
-    config = config_from_timm_state(timm.state_dict(), known, not timm.no_embed_class)
+    config = config_from_timm_state(state, known, not timm.no_embed_class)
     arguments = timm_arguments(config) | {
         "num_classes": timm.num_classes,  # 0: there is no classifier
         "no_embed_class": timm.no_embed_class,
         "dynamic_img_size": timm.dynamic_img_size,  # makes no difference at its own size
-        "act_layer": lambda: deepcopy(block.mlp.act),
+        "act_layer": lambda: deepcopy(parts.activation),
+        "block_fn": type(timm.blocks[0]),
         "weight_init": "skip",
-        "norm_layer": partial(norm, eps=block.norm1.eps),
+        "norm_layer": partial(norm, eps=parts.norm.eps),
     }
     if config.stem == "hybrid":
         backbone = timm.patch_embed.backbone
@@ -357,33 +366,3 @@ def config_from_timm_mixer(model: Any) -> ViTConfig:
     }
     check_parts(model, mixer_arguments(config) | arguments)
     return config
-
-
-def check_parts(model: nn.Module, arguments: Mapping[str, Any]) -> None:
-    """Raises `ValueError` unless a model of timm's equals that of its class by `arguments`."""
-    kind: Any = type(model)
-    theirs = describe(model)
-    plain = describe(build_on_meta(lambda: kind(**arguments)))
-    for name in {**theirs, **plain}:
-        had = theirs.get(name, "missing")
-        wanted = plain.get(name, "nothing")
-        require(
-            had == wanted,
-            f"{name.strip('.')} of timm's model is {had}; only {wanted} is supported.",
-        )
-
-
-def check_part(name: str, wanted: str, reason: str) -> None:
-    """Raises `ValueError` if a class of timm's is not the one wanted."""
-    require(name == wanted, f"timm's {name} {reason}.")
-
-
-def describe(model: nn.Module) -> dict[str, Any]:
-    """Returns the classes, attributes and shapes that make up a model."""
-    found: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        found[f"{path}."] = f"{type(module).__module__}.{type(module).__qualname__}"
-        for name, value in vars(module).items():
-            if not name.startswith("_") and name not in IRRELEVANT:
-                found[f"{path}.{name}"] = value
-    return found | {name: tuple(value.shape) for name, value in model.state_dict().items()}

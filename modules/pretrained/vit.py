@@ -19,6 +19,7 @@ from modules.pretrained.family import Family
 from modules.pretrained.settings import (
     check_fixed_options,
 )
+from modules.pretrained.timm_parallel import to_parallel_blocks, to_plain_blocks
 from modules.pretrained.weights import (
     CLASSIFIERS,
     Names,
@@ -169,7 +170,7 @@ class MixerFamily(Family[ViTConfig]):
 
 @dataclass(frozen=True, kw_only=True)
 class TimmFamily(ViTFamily):
-    """How timm names the weights of a ViT, or by `mixer` those of an MLP-Mixer."""
+    """How timm names the weights of a ViT of plain or parallel blocks, or of an MLP-Mixer."""
 
     mixer: MixerFamily
 
@@ -183,6 +184,7 @@ class TimmFamily(ViTFamily):
     ) -> State:
         if config.stack.order == "mixer":
             return self.mixer.weights_from_external(state, config)
+        state = to_plain_blocks(state)
         return super().weights_from_external(state, config, prefix_positions)
 
     def weights_to_external(
@@ -190,7 +192,10 @@ class TimmFamily(ViTFamily):
     ) -> State:
         if config.stack.order == "mixer":
             return self.mixer.weights_to_external(state, config)
-        return super().weights_to_external(state, config, prefix_positions)
+        theirs = super().weights_to_external(state, config, prefix_positions)
+        if config.stack.order == "parallel":
+            return to_parallel_blocks(theirs, config.stack.depth)
+        return theirs
 
 
 def count_prefix_positions(name: str, count: int, prefix: int, covered: bool | None) -> int:

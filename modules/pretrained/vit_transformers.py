@@ -1,13 +1,27 @@
-"""ViT and DeiT of transformers: weights and config.json."""
+"""ViT and DeiT of transformers: weights and config.json, converted both ways."""
 
+import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from modules.config import StackConfig
 from modules.models.vit import ViTConfig
+from modules.position import build_position
 from modules.pretrained.family import TransformersFamily
-from modules.pretrained.settings import ACTIVATIONS, Settings, build_config, count_classes
+from modules.pretrained.settings import (
+    ACTIVATIONS,
+    Settings,
+    build_config,
+    check_feedforward,
+    check_fixed_options,
+    check_heads,
+    count_classes,
+    write_options,
+)
 from modules.pretrained.vit import (
     BLOCK,
     POSITION_TABLE,
@@ -16,7 +30,7 @@ from modules.pretrained.vit import (
     TORCHVISION,
     ViTFamily,
 )
-from modules.pretrained.weights import Layers
+from modules.pretrained.weights import Layers, State
 
 OPTIONS = {  # of transformers' config.json -> ours
     "image_size": "image_size",
@@ -43,13 +57,37 @@ DEFAULTS = {
     "norm_eps": 1e-12,
     "qkv_bias": True,
 }
+FIXED_POSITIONS = ("none", "sinusoidal", "sincos2d")  # which are added, so that a table equals them
+COMMON = {  # of the blocks of all their models
+    "order": "pre",
+    "norm": "layernorm",
+    "final_norm": True,
+    "attention": "dot",
+    "bias": True,
+    "mlp_bias": True,
+    "qk_norm": False,
+    "layer_scale": None,
+    "conv_kernel": None,
+}
+WHOLE = {  # of the rest of their encoders
+    "position": "learned",
+    "stem": "patch",
+    "has_class_token": True,
+    "register_tokens": 0,
+    "norm_after_pool": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
-    """The ViT of transformers, whose config.json says the sizes; arguments as in both bases."""
+    """The ViT of transformers, whose config.json says the sizes; arguments as in both bases, and:
+
+    Args:
+        head: How the name of the class of a classifier ends.
+    """
 
     architecture: str = "ViT"
+    head: str = ""
     options: dict[str, str] = field(default_factory=lambda: OPTIONS)
     required: tuple[str, ...] = ("width", "depth", "heads", "mlp_width")
     defaults: dict[str, Any] = field(default_factory=lambda: DEFAULTS)
@@ -63,6 +101,61 @@ class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
         options = self.read(settings, StackConfig, ViTConfig)
         options["num_classes"] = count_classes(settings, "ImageClassification")
         return build_config(ViTConfig, options | {"mlp_dropout": 0.0})
+
+    def config_to_external(self, config: Any) -> Settings:
+        """Returns the config.json of a classifier of ours, without the names of its classes.
+
+        Raises `ValueError` if no model of theirs can equal ours, with the reason.
+        """
+        family = f"transformers' {self.architecture}"
+        check_fixed_options(family, config, {"architecture": "vit"})
+        check_fixed_options(family, config.stack, COMMON)
+        config = with_learned_positions(config)
+        check_fixed_options(family, config, {"pool": "cls"} | WHOLE)
+        check_feedforward(family, config, self.activations)
+        check_heads(family, config.stack)
+        return {
+            **write_options(config, self.plain_options, self.activations),
+            "model_type": self.architecture.lower(),
+            "architectures": [f"{self.architecture}ForImageClassification{self.head}"],
+        }
+
+    @property
+    def plain_options(self) -> dict[str, str]:
+        """`options` without the size of heads, which follows from others in what is written."""
+        return {theirs: ours for theirs, ours in self.options.items() if ours != "head_dim"}
+
+    def tables(self, config: Any) -> dict[str, StackConfig]:
+        """Returns our names of the tables of positions, each with the stack that reads it."""
+        return {POSITION_TABLE: config.stack}
+
+    def weights_to_external(
+        self, state: State, config: Any, prefix_positions: bool | None = None
+    ) -> State:
+        """As in the base class; fixed positions become the tables that they stand for."""
+        if config.position in FIXED_POSITIONS:
+            device = next(iter(state.values())).device
+            with device:
+                state = state | fixed_tables(config, self.tables(config))
+            config = with_learned_positions(config)
+        return super().weights_to_external(state, config, prefix_positions)
+
+
+def with_learned_positions(config: Any) -> Any:
+    """Returns the config of an equal network with learned positions, if they are fixed."""
+    if config.position not in FIXED_POSITIONS:
+        return config
+    return replace(config, position="learned", position_options={})
+
+
+def fixed_tables(config: Any, stacks: Mapping[str, StackConfig]) -> State:
+    """Returns the tables that fixed positions stand for, by name; `stacks` read them."""
+    tables = {}
+    for name, stack in stacks.items():
+        position = build_position(config.position, config.position_options, stack, config.grid)
+        nothing = torch.zeros(1, math.prod(config.grid), stack.width)
+        tables[name] = position.embed(nothing)[0].unflatten(0, config.grid)  # (rows, columns, E)
+    return tables
 
 
 def transformers_vit(
@@ -103,6 +196,7 @@ def transformers_deit(vit: TransformersViT) -> TransformersViT:
         vit,
         name=vit.name.replace("huggingface", "deit"),
         architecture="DeiT",
+        head="WithTeacher",
         layers=layers,
         positions="deit.embeddings.position_embeddings",
         tokens={

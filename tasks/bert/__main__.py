@@ -11,6 +11,7 @@ APP = App(
     task="tasks.bert.task:BertTask",
     data="datamodules.reviews:ReviewData",
     presets="modules.models.bert:BERT_PRESETS",
+    about_presets="modules.models.presets:BERT",
     pretrained="tasks.bert.architectures:pretrained_options",
     links={"model.problem_type": "data.dataset.problem_type"},
     default_config="configs/bert/reviews.yaml",

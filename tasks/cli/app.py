@@ -28,6 +28,7 @@ class App:
         task: The LightningModule, as "module:Class".
         data: The LightningDataModule, as "module:Class".
         presets: Network configs by name, as "module:DICT".
+        about_presets: A line about each preset, as "module:DICT".
         sizes_of_data: Options of the network that presets leave to the data.
         pretrained: Function from a `--model.pretrained` value to the options it implies, as
             "module:function".
@@ -42,7 +43,7 @@ class App:
             function's arguments.
         examples: Command lines for `--help`, without the program that they begin with.
         next_commands: Command lines to suggest after a fit, with {best} for its best checkpoint.
-        library_format: Of `export`, to suggest if the weights came from another library.
+        library_formats: Of `export`, to suggest if the weights came from that library.
         pretrains: Task whose `fit` can start from this one's weights.
     """
 
@@ -51,6 +52,7 @@ class App:
     task: str
     data: str
     presets: str | None = None
+    about_presets: str | None = None
     sizes_of_data: Sequence[str] = ()
     pretrained: str | None = None
     default_config: str | None = None
@@ -62,7 +64,7 @@ class App:
     extra_commands: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     examples: Sequence[str] = ()
     next_commands: Sequence[str] = ()
-    library_format: str = "hf"
+    library_formats: Sequence[str] = ("hf",)
     pretrains: str | None = None
 
     @property

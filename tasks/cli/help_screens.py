@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
+from tasks.cli.app import App, load
 from tasks.errors import TRUST, UsageError, unknown_name
 from tasks.options import flat
 
@@ -90,11 +91,14 @@ def take_help(arguments: list[str]) -> tuple[str | None, list[str]]:
     return None, arguments
 
 
-def help_text(parser: ArgumentParser, command: str, values: Any, topic: str) -> str:
+def help_text(parser: ArgumentParser, app: App, command: str, values: Any, topic: str) -> str:
     """The help of a command; `values` are its options as they hold, `topic` as in `take_help`."""
     if topic == "":
         return short_help(parser, command, flat(values.as_dict()))
     names = [name_of(action) for action in options_of(parser)]
+    if topic == "preset" and topic in names:
+        about = load(app.about_presets) if app.about_presets else {}
+        return f"usage: {parser.usage}\n\n{presets_text(load(str(app.presets)), about)}"
     sections = {name.partition(".")[0] for name in names if "." in name}
     prefix = GROUPS.get(topic, topic).rstrip(".")
     known = [
@@ -169,17 +173,26 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def preset_help(presets: Mapping[str, Any]) -> str:
-    """The help of `--preset`: all names, then a line for each with the options that it sets.
+    """The help of the option `--preset`, with all names."""
+    return f"Size of the network, see --help preset; {', '.join(presets)}."
+
+
+def presets_text(presets: Mapping[str, Any], about: Mapping[str, str]) -> str:
+    """`--help preset`: what each preset is, in a line, and then the options that it sets.
 
     They differ from the defaults of the network, or, if that is another one, of the task's first.
     """
-    lines = [f"Size of the network, see --help preset; {', '.join(presets)}."]
+    column = max(map(len, presets)) + 5
+    lines = ["--preset NAME, of these:"]
+    lines += [format_columns(f"  {name}", about.get(name, ""), column) for name in presets]
+    lines += ["", "options of model.net that they set, besides the defaults:"]
     first = flat(asdict(type(next(iter(presets.values())))()))
     for name, config in presets.items():
         own = flat(asdict(type(config)()))
         options = flat(asdict(config))
         changed = {k: v for k, v in options.items() if v != own.get(k) or v != first.get(k, v)}
-        lines.append(f"{name}: {', '.join(f'{k} {format_value(v)}' for k, v in changed.items())}")
+        text = ", ".join(f"{k} {format_value(v)}" for k, v in changed.items())
+        lines.append(format_columns(f"  {name}:", text, column))
     return "\n".join(lines)
 
 

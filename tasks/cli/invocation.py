@@ -253,9 +253,9 @@ class Invocation:
         """
         refused = task.refused_commands
         lines = [line for line in self.app.next_commands if line.split()[0] not in refused]
-        if library_of(task.pretrained) == self.app.library_format:
-            to = f"--format {self.app.library_format}"
-            lines = [re.sub(r"--format \w+", to, line) for line in lines]
+        library = library_of(task.pretrained)
+        if library in self.app.library_formats:
+            lines = [re.sub(r"--format \w+", f"--format {library}", line) for line in lines]
         lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         if pretrains := self.app.pretrains:

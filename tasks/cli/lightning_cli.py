@@ -145,11 +145,11 @@ class TaskCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse without Lightning's warning that `args` are not those of the process."""
         self.config = parser.parse_args(args)
-        if self.invocation.help_topic is not None:
+        if (topic := self.invocation.help_topic) is not None:
             trainer_options.set_defaults(self.config.trainer, self.app.epochs)
             if self.invocation.preset:
                 self.config.preset = self.invocation.preset
-            print(help_text(parser, self.command, self.config, self.invocation.help_topic))
+            print(help_text(parser, self.app, self.command, self.config, topic))
             if self.command != "fit" and not self.invocation.saved_at:
                 print(f"\n{NO_CHECKPOINT}")
             raise SystemExit(0)

@@ -11,6 +11,7 @@ APP = App(
     task="tasks.igpt.task:IGPTTask",
     data="datamodules.pixels:PixelData",
     presets="modules.models.gpt:IMAGEGPT_PRESETS",
+    about_presets="modules.models.presets:IMAGE_GPT",
     sizes_of_data=("vocabulary", "output_vocabulary", "max_length"),
     pretrained="tasks.igpt.architectures:pretrained_options",
     default_config="configs/igpt/digits.yaml",

@@ -11,6 +11,7 @@ APP = App(
     task="tasks.lm.task:LMTask",
     data="datamodules.corpus:CorpusData",
     presets="modules.models.gpt:DECODER_PRESETS",
+    about_presets="modules.models.presets:DECODERS",
     sizes_of_data=("max_length",),
     pretrained="tasks.lm.architectures:pretrained_options",
     default_config="configs/lm/reference.yaml",

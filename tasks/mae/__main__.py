@@ -11,6 +11,7 @@ APP = App(
     task="tasks.mae.task:MAETask",
     data="datamodules.images:UnlabelledImageData",
     presets="modules.models.mae:MAE_PRESETS",
+    about_presets="modules.models.presets:MAE",
     sizes_of_data=("channels",),
     pretrained="tasks.mae.pretrained:pretrained_options",
     links={

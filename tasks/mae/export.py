@@ -1,14 +1,12 @@
 """`export` of `python -m tasks.mae`: a checkpoint's weights for other programs."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
 
 from datamodules.utils.files import write_text
-from datamodules.vision.decoding import resizing
 from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.pretrained.mae import MAE
 from tasks.checkpoints.exporting import (
@@ -19,7 +17,7 @@ from tasks.checkpoints.exporting import (
 )
 from tasks.checkpoints.reading import KEY, best_checkpoint, load_network, read_checkpoint
 from tasks.errors import UsageError
-from tasks.vit.pretrained import PREPROCESSOR, RESAMPLE
+from tasks.vit.pretrained import PREPROCESSOR, preprocessor
 
 Format = Literal["hf", "safetensors"]
 
@@ -57,28 +55,3 @@ def to_huggingface(net: MaskedAutoencoder) -> tuple[dict[str, Any], dict[str, Te
     """Returns `config.json` and weights of transformers' ViTMAE."""
     settings = MAE.config_to_external(net.config)
     return settings, MAE.weights_to_external(net.state_dict(), net.config)
-
-
-def preprocessor(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Returns the preprocessor_config.json of transformers: sizes, mean and standard deviation."""
-    size = metadata["image_size"]
-    square = {"height": size, "width": size}
-    crop: dict[str, Any] = {"image_processor_type": "ViTImageProcessor", "size": square}
-    options = resizing(metadata)
-    if options["crop_pct"] < 1:
-        crop = {
-            "image_processor_type": "BitImageProcessor",  # that of ViT does not crop
-            "size": {"shortest_edge": math.floor(size / options["crop_pct"])},
-            "do_center_crop": True,
-            "crop_size": square,
-        }
-    return {
-        **crop,
-        "do_resize": True,
-        "resample": RESAMPLE[options["interpolation"]],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": metadata["mean"],
-        "image_std": metadata["std"],
-    }

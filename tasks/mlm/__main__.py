@@ -11,6 +11,7 @@ APP = App(
     task="tasks.mlm.task:MaskedLMTask",
     data="datamodules.masked_text:MaskedTextData",
     presets="modules.models.bert:BERT_PRESETS",
+    about_presets="modules.models.presets:BERT",
     pretrained="tasks.bert.architectures:pretrained_options",
     default_config="configs/mlm/reference.yaml",
     extra_commands={

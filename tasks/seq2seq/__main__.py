@@ -11,6 +11,7 @@ APP = App(
     task="tasks.seq2seq.task:Seq2SeqTask",
     data="datamodules.translation:TranslationData",
     presets="modules.models.seq2seq:SEQ2SEQ_PRESETS",
+    about_presets="modules.models.presets:SEQ2SEQ",
     pretrained="tasks.seq2seq.architectures:pretrained_options",
     default_config="configs/seq2seq/dates.yaml",
     epochs=10,

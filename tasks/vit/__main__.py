@@ -11,6 +11,7 @@ APP = App(
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
     presets="modules.models.images:IMAGE_PRESETS",
+    about_presets="modules.models.presets:IMAGES",
     sizes_of_data=("num_classes", "channels"),
     pretrained="tasks.vit.architectures:pretrained_options",
     links={
@@ -23,7 +24,7 @@ APP = App(
     extra_commands={
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_images"),
         "export": (
-            "write a checkpoint's weights for timm, ONNX or safetensors",
+            "write a checkpoint's weights for timm, Hugging Face, ONNX or safetensors",
             "tasks.vit.export:export",
         ),
         "profile": (
@@ -51,7 +52,7 @@ APP = App(
         "look --ckpt_path {best}",
         "export --ckpt_path {best} --format onnx",
     ),
-    library_format="timm",
+    library_formats=("timm", "hf"),
 )
 
 if __name__ == "__main__":

@@ -15,12 +15,14 @@ from datamodules.vision.augment import normalise
 from datamodules.vision.decoding import resizing
 from modules.models.images import IMAGE_PRESETS, ImageConfig, ImageNet
 from modules.pretrained.images import conversion
+from modules.pretrained.vit_transformers import DEIT, HUGGINGFACE
 from tasks.checkpoints.exporting import (
     export_target,
     new_file,
     new_folder,
     save_weights,
     with_numbers_in_units,
+    write_huggingface,
     write_safetensors,
 )
 from tasks.checkpoints.onnx_graph import write_graph
@@ -30,28 +32,33 @@ from tasks.checkpoints.reading import (
 )
 from tasks.errors import UsageError
 from tasks.vit.networks import load_image_net
+from tasks.vit.pretrained import PREPROCESSOR, preprocessor
 
-Format = Literal["timm", "onnx", "safetensors"]
+Format = Literal["timm", "hf", "onnx", "safetensors"]
+Converted = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 
 
 def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
-    """Write a checkpoint's weights for timm, ONNX Runtime or any reader of safetensors.
+    """Write a checkpoint's weights for timm, transformers, ONNX Runtime or readers of safetensors.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
         format: timm: a folder with weights and config.json, class names, mean and standard
-            deviation in it; onnx: a graph from pixels in [0, 1] to logits, of any batch size, with
+            deviation in it; hf: a folder with weights, config and preprocessing for
+            `AutoModelForImageClassification.from_pretrained`, as ViT or, with a distillation token,
+            as DeiT; onnx: a graph from pixels in [0, 1] to logits, of any batch size, with
             class names and the preprocessing of pictures in its metadata; safetensors: a file with
             our own names, config and class names in the header.
-        output: Folder to write, for timm, or a file whose name ends with the format, such as
+        output: Folder to write, for timm and hf, or a file whose name ends with the format, such as
             model.onnx; null: beside the checkpoint.
     """
-    target = export_target(ckpt_path, format, output, is_file=format != "timm")
+    is_file = format in ("onnx", "safetensors")
+    target = export_target(ckpt_path, format, output, is_file)
     checkpoint = read_checkpoint(ckpt_path, "vit")
     net = load_image_net(checkpoint)
     metadata = with_numbers_in_units(net, checkpoint[KEY]["metadata"])
     metadata = metadata | resizing(metadata)
-    new = new_folder if format == "timm" else new_file
+    new = new_file if is_file else new_folder
     with new(target) as path:
         hint = WRITERS[format](net, metadata, path)
     print(f"wrote {target}\n{hint.format(file=target)}")
@@ -60,18 +67,55 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
 def write_timm(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
     """Writes weights under timm's names and `config.json`; returns the code that loads them."""
     try:
-        theirs = conversion(net.config)
-        settings = theirs.settings(net.config, metadata)
-        state = theirs.family.weights_to_external(net.state_dict(), net.config)
+        settings, state = to_timm(net, metadata)
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(
-            f"timm has no such model ({reason}): use --format onnx or safetensors, or train with "
-            f"one of the presets that timm has, {', '.join(presets_of_timm())}"
+            f"timm has no such model ({reason}): use --format {others('hf', net, metadata)}, or "
+            f"train with one of the presets that timm has, {', '.join(presets_of_timm())}"
         ) from error
     save_weights(state, folder / "model.safetensors")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
     return "timm.create_model('local-dir:{file}', pretrained=True)"
+
+
+def write_hf(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
+    """Writes weights, `config.json` and preprocessing of transformers' ViT or DeiT.
+
+    Returns the code that loads them.
+    """
+    convert = partial(to_hf, metadata=metadata)
+    hint = write_huggingface(net, folder, convert, others("timm", net, metadata))
+    write_text(folder / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))
+    return hint
+
+
+def to_timm(net: ImageNet, metadata: dict[str, Any]) -> Converted:
+    """Returns config.json and weights of timm; `ValueError` if it has no such model."""
+    theirs = conversion(net.config)
+    settings = theirs.settings(net.config, metadata)
+    return settings, theirs.family.weights_to_external(net.state_dict(), net.config)
+
+
+def to_hf(net: ImageNet, metadata: dict[str, Any]) -> Converted:
+    """Returns config.json and weights of transformers; `ValueError` if it has no such model."""
+    family = DEIT if getattr(net.config, "distillation_token", False) else HUGGINGFACE
+    names = metadata["class_names"]
+    labels = {
+        "problem_type": metadata["problem_type"],
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+    settings = family.config_to_external(net.config) | labels
+    return settings, family.weights_to_external(net.state_dict(), net.config)
+
+
+def others(library: str, net: ImageNet, metadata: dict[str, Any]) -> str:
+    """Returns the formats that take a network, among them that of the library if it has it."""
+    with suppress(ValueError):
+        LIBRARIES[library](net, metadata)
+        return f"{library}, onnx or safetensors"
+    return "onnx or safetensors"
 
 
 def presets_of_timm() -> list[str]:
@@ -130,8 +174,13 @@ def preprocessing(config: ImageConfig, metadata: dict[str, Any]) -> dict[str, An
     }
 
 
+LIBRARIES: dict[str, Callable[[ImageNet, dict[str, Any]], Converted]] = {
+    "timm": to_timm,
+    "hf": to_hf,
+}
 WRITERS: dict[str, Callable[[ImageNet, dict[str, Any], Path], str]] = {
     "timm": write_timm,
+    "hf": write_hf,
     "onnx": write_onnx,
     "safetensors": partial(write_safetensors, "vit"),
 }

@@ -133,6 +133,26 @@ def read_resizing(settings: Options) -> Options:
     return checked_resizing(names[number], 1.0 if crop_pct is None else crop_pct)
 
 
+def preprocessor(metadata: Mapping[str, Any]) -> Options:
+    """Returns the preprocessor_config.json of transformers: sizes, mean and standard deviation."""
+    size = metadata["image_size"]
+    options = resizing(metadata)
+    return {
+        "image_processor_type": "BitImageProcessor",  # that of ViT does not keep the proportions
+        "do_convert_rgb": metadata["channels"] == 3,
+        "do_resize": True,
+        "size": {"shortest_edge": math.floor(size / options["crop_pct"])},
+        "resample": RESAMPLE[options["interpolation"]],
+        "do_center_crop": True,
+        "crop_size": {"height": size, "width": size},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": metadata["mean"],
+        "image_std": metadata["std"],
+    }
+
+
 def read_side(settings: Options, name: str) -> int:
     """Returns a size of a preprocessor_config.json, in pixels; `ValueError` if it is none."""
     size = settings.get(name)

@@ -115,6 +115,13 @@ def large_eps(*sizes: Any, **options: Any) -> nn.Module:
 
 AVG = {"global_pool": "avg"}
 # Values of each argument of timm that our ViT has, too; a dict also changes other arguments.
+PARALLEL: list[dict[str, Any]] = [  # of models of such blocks
+    {},
+    {"qkv_bias": False, "qk_norm": True},
+    {"init_values": 0.1, "mlp_ratio": 2.7},
+    {"qkv_bias": False, "qk_norm": True, "norm_layer": "rmsnorm", **AVG},
+    {"class_token": False, "reg_tokens": 1, "no_embed_class": True, "act_layer": "relu", **AVG},
+]
 SAME: dict[str, list[Any]] = {
     "img_size": [40],
     "patch_size": [16],
@@ -138,6 +145,7 @@ SAME: dict[str, list[Any]] = {
     "fix_init": [True],
     "norm_layer": ["layernorm", large_eps],
     "act_layer": ["gelu", "gelu_tanh", "silu", "relu", nn.GELU],
+    "block_fn": [{"block_fn": ParallelScalingBlock, **more} for more in PARALLEL],
     "device": ["meta"],
     "dtype": [torch.float32],
 }
@@ -163,7 +171,7 @@ OTHER: dict[str, list[Any]] = {  # those that it does not have
     "embed_norm_layer": ["layernorm"],
     "norm_layer": ["rmsnorm", "simplenorm", "layernormfp32"],
     "act_layer": ["quick_gelu", "tanh", "leaky_relu", "hard_swish", "relu6"],
-    "block_fn": [ResPostBlock, ParallelScalingBlock, ParallelThingsBlock],
+    "block_fn": [ResPostBlock, ParallelThingsBlock],
     "mlp_layer": [timm.layers.SwiGLUPacked, timm.layers.SwiGLU, timm.layers.GluMlp],
     "attn_layer": ["diff"],
 }

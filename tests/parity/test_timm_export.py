@@ -40,6 +40,7 @@ EXPORTED: dict[str, list[Any]] = {  # option: values that timm has, too
     "stack.feedforward": ["relu", "gelu_tanh", "silu"],
     "stack.final_norm": [True, False],
     "stack.mlp_bias": [True],
+    "stack.order": ["parallel"],
     "stack.qkv_bias": [False],
     "stack.qk_norm": [True],
     "stack.dropout": [0.1],
@@ -62,7 +63,7 @@ NOT_EXPORTED: dict[str, list[Any]] = {  # option: values that it does not have
     "stack.feedforward": ["relu2", "swiglu", "geglu", "geglu_tanh"],
     "stack.norm": ["rmsnorm", "batchnorm", "none"],
     "stack.norm_eps": [1e-5],
-    "stack.order": ["post", "parallel", "res_post", "no_residual", "cct"],
+    "stack.order": ["post", "res_post", "no_residual", "cct"],
     "stack.bias": [False],
     "stack.mlp_bias": [False],
 }

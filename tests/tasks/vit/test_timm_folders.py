@@ -95,7 +95,7 @@ def test_a_file_of_a_folder(theirs: Any, console: Console) -> None:
     (lambda settings: settings.update(architecture="vit_of_tomorrow"), "which model"),
     (lambda settings: settings.update(architecture="resnet26"), "ResNet; .*--model.teacher.path"),
     (lambda settings: settings.update(architecture="convnext_atto"), "ConvNeXt; .*teacher"),
-    (lambda settings: settings["model_args"].update(norm_layer="rmsnorm"), "which model"),
+    (lambda settings: settings["model_args"].update(norm_layer="rmsnorm"), "RmsNorm"),
     (lambda settings: settings["model_args"].update(depth=10**9), "depth"),
     (lambda settings: settings["model_args"].update(num_heads="three"), "theirs"),
     (lambda settings: settings["model_args"].update(num_heads=5), "num_heads"),
