@@ -160,10 +160,14 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
     if stack.order == "mixer":
         return mixer_arguments(config)
     require(config.stem in STRIDES, f'timm models have no stem "{config.stem}".')
-    is_plain = stack.order != "parallel"
-    blocks = {"order": "pre", "norm": "layernorm"} if is_plain else {}
-    check_fixed_options("timm", config, COMMON | blocks)
-    require(stack.norm in NORMS.values(), f'timm models have no norm "{stack.norm}".')
+    check_fixed_options("timm", config, COMMON)
+    if stack.order == "parallel":
+        check_fixed_options(
+            "timm's parallel", config, {"stem": "patch", "distillation_token": False}
+        )
+        require(stack.norm in NORMS.values(), f'timm models have no norm "{stack.norm}".')
+    else:
+        check_fixed_options("timm", config, {"order": "pre", "norm": "layernorm"})
     require(
         not (config.distillation_token and config.register_tokens),
         "timm models with a distillation_token have no register_tokens.",

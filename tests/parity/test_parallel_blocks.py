@@ -13,6 +13,7 @@ from timm.models.vision_transformer import ParallelScalingBlock
 from modules.models.vit import VIT_PRESETS, ViT
 from modules.pretrained.timm import config_from_timm_model, config_from_timm_state
 from modules.pretrained.vit import TIMM
+from tasks.errors import UsageError
 from tasks.problems import external_targets
 from tasks.vit.architectures import with_weights
 from tasks.vit.export import write_timm
@@ -128,6 +129,23 @@ def test_what_ours_lacks_is_refused() -> None:
         config_from_timm_model(tiny_timm(norm_layer="rmsnorm"))
     with pytest.raises(ValueError, match=r"blocks\.0\.attn_out_proj\.bias"):
         config_from_timm_model(parallel_timm(proj_bias=False))
+
+
+@pytest.mark.parametrize("option, value", [
+    ("stem", "hybrid"),
+    ("distillation_token", True),
+    ("norm", "batchnorm"),
+    ("bias", False),
+])  # fmt: skip
+def test_what_timms_parallel_models_lack_is_not_exported(option: str, value: Any) -> None:
+    config = replace(PLAIN, stack=replace(PLAIN.stack, order="parallel"))
+    if option in ("norm", "bias"):
+        config = replace(config, stack=replace(config.stack, **{option: value}))
+    else:
+        config = replace(config, **{option: value})
+    with pytest.raises(UsageError, match=rf"timm has no such model \(.*{option}"):
+        write_timm(ViT(config), METADATA, Path())
+    assert not any(Path().iterdir())
 
 
 def test_weights_of_other_blocks_or_shapes_are_refused() -> None:

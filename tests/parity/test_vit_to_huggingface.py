@@ -81,7 +81,7 @@ def pairs(table: dict[str, list[Any]]) -> list[tuple[str, Any]]:
 
 
 def metadata_of(config: Any) -> dict[str, Any]:
-    """Metadata of colour or grey pictures; the first two classes have the same name."""
+    """Metadata of the pictures of a network."""
     channels = config.channels
     return {
         **external_targets("single_label_classification"),
