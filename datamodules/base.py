@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from functools import cached_property
-from hashlib import md5
 from typing import Any, Protocol
 
 import pytorch_lightning as pl
@@ -146,8 +145,10 @@ class ResumableDataModule(pl.LightningDataModule):
     def metadata(self) -> dict[str, Any]:
         """What a model must know of its data, such as class names: a checkpoint's, or measured."""
         if not self._metadata:
-            digest = self.training_digest if self.source.is_held_out("val") else 0
-            self._metadata = {**self.measure_metadata(), "training_digest": digest}
+            self._metadata = self.measure_metadata()
+            if self.sources:
+                digest = self.training_digest if self.source.is_held_out("val") else 0
+                self._metadata["training_digest"] = digest
         return self._metadata
 
     def measure_metadata(self) -> dict[str, Any]:
@@ -186,26 +187,23 @@ class ResumableDataModule(pl.LightningDataModule):
                 found[f"dataset.{field.name}"] = value
         return found
 
-    def training_names(self) -> Iterable[str]:
-        """What tells the training samples apart, in their order; by default nothing."""
-        return ()
+    def training_key(self) -> str:
+        """A hash of the training samples, hexadecimal; by default "", of which nothing is known."""
+        return ""
 
     @cached_property
     def training_digest(self) -> int:
-        """A number that changes with `training_names`."""
-        digest = md5(usedforsecurity=False)
-        for name in self.training_names():
-            digest.update(f"{len(name)} {name}".encode("utf-8", "surrogateescape"))
-        return int(digest.hexdigest()[:12], 16)
+        """`training_key` as a number, which a checkpoint can hold."""
+        return int(self.training_key()[:12] or "0", 16)
 
     def check_held_out(self, split: str) -> None:
         """Warns if a split was held out of other training samples than those of the checkpoint."""
         before = self._metadata.get("training_digest")
         if before and self.source.is_held_out(split) and before != self.training_digest:
             rank_zero_warn(
-                f"{self.origin} has changed since the training, so that others of its {self.noun} "
-                "are held out now, and the model may have been trained with them: test it with "
-                "other data."
+                f"the training split of {self.origin} has changed since the training, by its data "
+                "or by options, and the model may have been trained with samples that are held "
+                "out now: evaluate it on other data."
             )
 
     # Loaders.
@@ -376,8 +374,8 @@ class ResumableDataModule(pl.LightningDataModule):
                 continue
             if name == "content":
                 raise UsageError(
-                    f"the training {self.noun} are not those that the checkpoint was written with, "
-                    "though they are as many: resume with those, or start a new run."
+                    "the training data are not those that the checkpoint was written with, though "
+                    "they are as many: resume with those, or start a new run."
                 )
             raise UsageError(
                 f"the checkpoint was written with {titles.get(name, name)} {state[name]}, this run "

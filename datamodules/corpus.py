@@ -196,10 +196,9 @@ class CorpusData(TokenizedData):
         padded = len(dataset) * self.max_length
         return (dataset.num_targets if isinstance(dataset, PackedDocuments) else padded), padded
 
-    @cached_property
-    def training_digest(self) -> int:
-        """A number that changes with the training text."""
-        return int(self.source.split("train").digest[:12], 16)
+    def training_key(self) -> str:
+        """As in the base class."""
+        return self.source.split("train").digest
 
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """As in the base class, with what decides what a row is."""

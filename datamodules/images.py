@@ -24,6 +24,7 @@ from datamodules.sources.images import ImageTables
 from datamodules.sources.labelled import require_same_targets, target_metadata
 from datamodules.sources.readers.folders import files_below
 from datamodules.sources.readers.labels import LabelledTables
+from datamodules.utils.cache import content_key
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError, require_same
 from datamodules.utils.files import path_fault, printable
@@ -307,12 +308,11 @@ class ImageData(ResumableDataModule):
         """A column that tells the samples of a split apart, in the order of "index"; its name."""
         return self._split(split).identifiers()
 
-    def training_names(self) -> list[str]:
-        """Paths of the files, relative to the folder of the data, which may be moved."""
+    def training_key(self) -> str:
+        """As in the base class, of paths relative to the folder of the data, which may be moved."""
         folder = f"{self.source.local_path}{os.sep}"
-        return [
-            str(name).removeprefix(folder) for name in self.source.split("train").identifiers()[1]
-        ]
+        names = self.source.split("train").identifiers()[1]
+        return content_key(*(str(name).removeprefix(folder) for name in names))
 
     def on_before_batch_transfer(
         self, batch: dict[str, Any], dataloader_idx: int

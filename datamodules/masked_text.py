@@ -11,6 +11,7 @@ from datamodules.text import Sequences, TextData, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.batching import ResumableBatchSampler
+from datamodules.utils.cache import text_digest
 from datamodules.utils.errors import UsageError, require_same
 
 
@@ -156,6 +157,10 @@ class MaskedTextData(TextData):
 
     def training_texts(self) -> Any:
         return self._training
+
+    def training_key(self) -> str:
+        """As in the base class."""
+        return text_digest(self._training)
 
     def load(self, split: str) -> Chunks:
         if split == "predict":

@@ -19,6 +19,7 @@ from datamodules.sources.texts import require_texts, text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
 from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
+from datamodules.utils.cache import text_digest
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import open_regular, path_fault
 
@@ -152,9 +153,9 @@ class ReviewData(TextData):
         """A column that tells the samples of a split apart, in the order of "index"; its name."""
         return "text", self.source.split(split).column.to_pylist()
 
-    def training_names(self) -> list[str]:
-        """The texts."""
-        return self.sample_names("train")[1]
+    def training_key(self) -> str:
+        """As in the base class."""
+        return text_digest(self.source.split("train").column)
 
     @property
     def predict_samples(self) -> list[str]:
@@ -200,17 +201,17 @@ class ReviewData(TextData):
         source.skipped = self.source.skipped
         texts = self.source.usable(source.read("train"), "predict")
         self._predict_source = source
-        self._say_column(text_column_of(source))
+        self._note_other_column(text_column_of(source))
         return texts
 
     @rank_zero_only
-    def _say_column(self, column: str | None) -> None:
+    def _note_other_column(self, column: str | None) -> None:
         """Says which column of a table to predict is read, if it is not that of the training."""
         trained = self._metadata.get("text_column")
         if self.options.text_column is None and trained not in (None, column):
             print(
-                f"{self.predict_path}: texts of the column {column} are read, the model was "
-                f"trained on {trained}; --data.dataset.text_column names another",
+                f"{self.predict_path}: reading the column {column}, the model was trained on the "
+                f"column {trained}; choose another with --data.dataset.text_column",
                 file=sys.stderr,
             )
 

@@ -122,7 +122,9 @@ class TextData(TokenizedData):
             said = truncation(what, self.max_length, self.tokenizer_config.truncate)
             advice = "raise --data.max_length to keep all"
             if self.trainer is not None:
-                limit = getattr(self.trainer.lightning_module, "max_positions", None)
+                limit = getattr(
+                    getattr(self.trainer, "lightning_module", None), "max_positions", None
+                )
                 if self.trainer.state.fn != "fit" or limit == self.max_length:
                     advice = "the model reads no more"
                 elif limit is not None:

@@ -18,6 +18,7 @@ from datamodules.text import Sequences, TextData, TextLoading, TokenRows
 from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig
 from datamodules.tokens.packing import IGNORE_INDEX
 from datamodules.tokens.token_cache import tokenised
+from datamodules.utils.cache import content_key, text_digest
 from datamodules.utils.errors import DataError, UsageError, require_same
 
 
@@ -193,11 +194,9 @@ class TranslationData(TextData):
 
     # Splits.
 
-    def training_names(self) -> list[str]:
-        """The sources and targets."""
-        sources, targets = self.source.split("train").columns
-        pairs = zip(sources.to_pylist(), targets.to_pylist(), strict=True)
-        return [f"{source}\t{target}" for source, target in pairs]
+    def training_key(self) -> str:
+        """As in the base class."""
+        return content_key(*map(text_digest, self.source.split("train").columns))
 
     def load(self, split: str) -> PairTokens:
         if split == "predict":

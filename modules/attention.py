@@ -266,13 +266,13 @@ class CosineAttention(MultiHeadAttention):
         """As in the base class, with queries of length s sqrt(D) and keys of length 1."""
         q, k, v = super().project(x, context, cache)
         scale = self.log_scale.clamp(max=math.log(100)).exp() * self.head_dim**0.5  # (H, 1, 1)
-        return q * (scale / length(q)), k / length(k), v
+        return q * (scale / nonzero_norm(q)), k / nonzero_norm(k), v
 
 
-def length(x: Tensor) -> Tensor:
-    """Norms of vectors, 1 of those that are 0: (..., D) -> (..., 1).
+def nonzero_norm(x: Tensor) -> Tensor:
+    """Norms of vectors, 1 of zero vectors: (..., D) -> (..., 1).
 
-    Zeros fill up windows. With a small number in place of 1, float16 would overflow.
+    Padding in windows is zero, and a small epsilon such as 1e-12 is 0 in float16.
     """
     norms = x.norm(dim=-1, keepdim=True)
     return norms.masked_fill(norms == 0, 1)

@@ -103,7 +103,7 @@ class ClassifierTask(Task):
         if self.class_weights == "balanced" and getattr(self.datamodule, "balanced", False):
             raise UsageError(
                 "--data.balanced true and --model.class_weights balanced both make rare classes "
-                "count as much as frequent ones, which together is too much: leave one out"
+                "count as much as frequent ones, and together they overcompensate: leave one out"
             )
         source = self.teacher_config.path
         if source is not None:

@@ -50,7 +50,7 @@ class TextTask(Task):
 
     @property
     def max_positions(self) -> int | None:
-        """Tokens that pretrained learned positions allow; None: there are none of them."""
+        """Tokens that pretrained learned positions allow; None without such positions."""
         config: Any = getattr(self, "net_config", None)
         is_learned = getattr(config, "position", None) == "learned"
         return config.max_length if self.pretrained is not None and is_learned else None

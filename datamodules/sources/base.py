@@ -10,11 +10,11 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import MISSING, is_ignored_folder, nearest_path, path_fault, printable
+from datamodules.utils.files import MISSING, did_you_mean, is_ignored_folder, path_fault, printable
 from datamodules.utils.splits import split_of
 
-# `datasets` and the hub put these beside the data.
 MAX_NAME = 40  # characters of the name of a column; a longer one is a sample in a first line
+# `datasets` and the hub put these beside the data.
 METADATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
@@ -154,10 +154,10 @@ class Source:
         if path.is_file() and folder:
             fault = "is a file"
         if fault == MISSING and self.recorded_by is not None:
-            relative = "" if path.is_absolute() else ", relative to the folder of its training"
+            relative = "" if path.is_absolute() else ", relative to the folder where it was started"
             raise UsageError(
-                f"{printable(path)} {MISSING}: {self.recorded_by} records this path of its data"
-                f"{relative}; add {self.path_option} with their place."
+                f"{printable(path)} {MISSING}: {self.recorded_by} was trained with this path"
+                f"{relative}; if the data were moved, add {self.path_option} with their place."
             )
         if fault == MISSING:
             raise UsageError(missing_path(path, self.alternatives, self.path_option, wanted))
@@ -242,7 +242,7 @@ def missing_path(
 
     `sources` are all that the task reads; if there are none, `option` takes what is `wanted`.
     """
-    hint = nearest_path(path)
+    hint = did_you_mean(path)
     takes = f"{wanted}." if not sources else accepted_paths(sources)
     return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"
 

@@ -68,7 +68,7 @@ def printable(path: str | os.PathLike) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def nearest_path(path: Path) -> str:
+def did_you_mean(path: Path) -> str:
     """The nearest name in the folder of a path where nothing is, as part of a message; or ""."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = get_close_matches(path.name, names, 1, cutoff=0.7)

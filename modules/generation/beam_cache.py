@@ -67,7 +67,7 @@ class BeamCache(StackCache):
         self.conv_inputs = cache.conv_inputs.repeat_interleave(beams, 2)  # (depth, 2, B * K, ...)
 
     def make_index(self, new_batch: bool = False) -> "TableIndex":
-        """Of the sequences' slots; in a `new_batch` with its own key bags, if they are needed."""
+        """The index of all tokens; `new_batch`: the rows of the batch are others than before."""
         bags = None if new_batch else self.index.key_bags
         if new_batch and self.use_embedding_bag:
             bags = make_key_bags(len(self.slots), self.beams, self.config, self.slots.device)
@@ -150,8 +150,8 @@ class TableIndex:
     """Which rows of the tables of keys and values each sequence attends to.
 
     Args:
-        slots: Slots of each sequence's tokens, (B, K, M), of `slot_count` in each row.
-        slot_count: As above.
+        slots: Slot of each token of the sequences, (B, K, M).
+        slot_count: Number of slots in each row of the batch.
         config: Of the stack of blocks.
         key_bags: Of the batch, which `attention_by_embedding_bag` needs; see `make_key_bags`.
     """
@@ -191,8 +191,8 @@ def make_key_bags(
     row = torch.arange(batch, device=device)[:, None, None]
     groups = kv_head_of_each_head(config, device)
     channel = torch.arange(sizes.head_dim, device=device)
-    numbers = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
-    return EmbeddingBag(numbers.repeat_interleave(beams, 0))  # (B * K, H, D)
+    table_rows = (row * sizes.kv_heads + groups) * sizes.head_dim + channel  # (B, H, D)
+    return EmbeddingBag(table_rows.repeat_interleave(beams, 0))  # (B * K, H, D)
 
 
 class EmbeddingBag:

@@ -96,8 +96,9 @@ def stable_topk(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     index = index[:, :count]
     if (last == top[:, count:]).any():  # `topk` takes any of equals
         size = scores.shape[1]
-        order = torch.arange(size, 0, -1, device=scores.device, dtype=torch.int32)
-        rank = order.where(scores == last, 0).masked_fill_(scores > last, size + 1)  # (P, S)
+        # All larger scores come first, then of those equal to the last the lower indices.
+        tie_rank = torch.arange(size, 0, -1, device=scores.device, dtype=torch.int32)
+        rank = tie_rank.where(scores == last, 0).masked_fill_(scores > last, size + 1)  # (P, S)
         index = rank.topk(count)[1]
     index = index.sort(1)[0]
     top, order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)

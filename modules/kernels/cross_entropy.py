@@ -79,6 +79,8 @@ def logits_grad(
 ) -> Tensor:
     """Gradient of the sum of the losses with respect to the logits (C, V) of a chunk of C rows.
 
+    It works in place and scatters, which saves memory, but which the compiler does not fuse.
+
     Args:
         log_probs: Overwritten, (C, V).
         target: (C, 1).
@@ -113,7 +115,9 @@ def fusible_logits_grad(
     return probs - smoothing / count - (1 - smoothing) * is_target
 
 
-ChunkLoss = Callable[..., tuple[Tensor, Tensor, Tensor | None]]  # `chunk_loss`, or it compiled
+ChunkLoss = Callable[
+    ..., tuple[Tensor, Tensor, Tensor | None]
+]  # `chunk_loss`, or its compiled form
 
 
 class LossOptions(NamedTuple):
@@ -126,7 +130,7 @@ class LossOptions(NamedTuple):
     smoothing: float
     z_loss: float
     with_grad: bool
-    chunk_loss: ChunkLoss
+    loss_of_chunk: ChunkLoss
 
 
 def chunk_loss(
@@ -175,15 +179,16 @@ def chunk_loss(
     return loss, correct, logits_grad(log_probs, target, smoothing, z_factor, weight.dtype)
 
 
-def add_product(total: Tensor, a: Tensor, b: Tensor, most: int) -> None:
-    """Adds a b to `total` in place: (M, K), (K, N) in 16 bits or more, (M, N) in 32 or more.
+def add_product(total: Tensor, a: Tensor, b: Tensor, max_temporary: int) -> None:
+    """Adds the product of a (M, K) and b (K, N) to `total` (M, N) in place.
 
-    `most` is the number of values that a temporary result may have, where one is needed.
+    Only GPUs sum a product of 16 bits in 32 without a temporary result; elsewhere it has up to
+    `max_temporary` values.
     """
     if a.device.type == "cuda" and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
         return
-    count = align_rows(most // total.shape[1])
+    count = align_rows(max_temporary // total.shape[1])
     for start in range(0, len(total), count):
         rows = slice(start, start + count)
         total[rows] += linear(a[rows], b.T)  # (M', N)
@@ -197,7 +202,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: LossOptions
     ) -> tuple[Tensor, Tensor]:
         """(S, E), (V, E), (V,), targets (S,) -> mean loss and number of correct predictions."""
-        targets, smoothing, z_loss, with_grad, chunk_loss = options
+        targets, smoothing, z_loss, with_grad, loss_of_chunk = options
         chunk_logits = LOGITS_PER_CHUNK if x.device.type == "cpu" else GPU_LOGITS_PER_CHUNK
         chunk_rows = align_rows(chunk_logits // len(weight))
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -206,16 +211,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         mean_factor = counted.sum().clamp(min=1).to(dtype).reciprocal()
         loss = x.new_zeros((), dtype=dtype)
         correct = targets.new_zeros(())
-        needs_x, needs_weight, needs_bias = needs = [
-            with_grad and flag for flag in ctx.needs_input_grad[:3]
-        ]
+        needs = [with_grad and flag for flag in ctx.needs_input_grad[:3]]
+        needs_x, needs_weight, needs_bias = needs
         grad_x = torch.empty_like(x) if needs_x else None
         grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         grad_bias = weight.new_zeros(len(weight), dtype=dtype) if needs_bias else None
         for start in range(0, len(x), chunk_rows):
             chunk = slice(start, start + chunk_rows)
             chunk_x = cast(x[chunk])  # (C, E)
-            chunk_sum, chunk_correct, grad = chunk_loss(
+            chunk_sum, chunk_correct, grad = loss_of_chunk(
                 chunk_x, matrix, bias, targets[chunk], smoothing, z_loss, any(needs)
             )
             loss += chunk_sum
@@ -226,7 +230,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             if grad_x is not None:
                 grad_x[chunk] = linear(grad, matrix.T) * valid
             if grad_weight is not None:
-                # A temporary part of the weight's gradient takes a quarter of a chunk of logits.
+                # (V, C), (C, E) -> (V, E); a temporary part takes a quarter of a chunk of logits
                 add_product(grad_weight, grad.T, chunk_x * valid, chunk_logits // 4)
             if grad_bias is not None:
                 grad_bias += valid[:, 0].to(matrix.dtype) @ grad
@@ -250,7 +254,7 @@ def chunked_cross_entropy(
     targets: Tensor,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
-    chunk_loss: ChunkLoss = chunk_loss,
+    loss_of_chunk: ChunkLoss = chunk_loss,
 ) -> tuple[Tensor, Tensor]:
     """`plain_cross_entropy(x W^T + b, targets)` in the memory of one chunk of logits.
 
@@ -262,12 +266,14 @@ def chunked_cross_entropy(
             is 0. Any other number raises an error on CPUs and fails an assertion on GPUs.
         smoothing: Probability mass of the target spread evenly over all tokens (Szegedy 2016).
         z_loss: Weight of the mean of log(sum of exp(logits))^2, which is added (Chowdhery 2022).
-        chunk_loss: This module's function of the name, compiled if it should be.
+        loss_of_chunk: `chunk_loss`, or its compiled form.
 
     Returns:
         Mean loss, in float32 or float64, and the number of correct predictions (the target has the
         largest logit).
     """
     rows = x.flatten(0, -2)  # (..., E) -> (S, E)
-    options = LossOptions(targets.flatten(), smoothing, z_loss, torch.is_grad_enabled(), chunk_loss)
+    options = LossOptions(
+        targets.flatten(), smoothing, z_loss, torch.is_grad_enabled(), loss_of_chunk
+    )
     return ChunkedCrossEntropy.apply(rows, weight, bias, options)

@@ -25,8 +25,8 @@ from modules.pretrained.timm_mixer import (
     nearest_mixer,
 )
 from modules.pretrained.timm_parallel import (
-    ARCHITECTURE,
-    NORMS,
+    PARALLEL_ARCHITECTURE,
+    TIMM_NORMS,
     block_parts,
     is_parallel,
     to_plain_blocks,
@@ -165,7 +165,7 @@ def timm_arguments(config: ViTConfig) -> dict[str, Any]:
         check_fixed_options(
             "timm's parallel", config, {"stem": "patch", "distillation_token": False}
         )
-        require(stack.norm in NORMS.values(), f'timm models have no norm "{stack.norm}".')
+        require(stack.norm in TIMM_NORMS.values(), f'timm models have no norm "{stack.norm}".')
     else:
         check_fixed_options("timm", config, {"order": "pre", "norm": "layernorm"})
     require(
@@ -220,7 +220,7 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
     arguments = timm_arguments(config)
     pool = arguments["global_pool"]
     if stack.order == "parallel":
-        name = ARCHITECTURE
+        name = PARALLEL_ARCHITECTURE
         arguments |= {"pre_norm": False, "norm_layer": stack.norm}
         arguments = {name: value for name, value in arguments.items() if value is not None}
     else:
@@ -315,13 +315,13 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
     act = repr(parts.activation)
     require(act in ACTIVATIONS, f"timm's {act} is not supported; choose a model with GELU.")
     norm: Any = type(parts.norm)
-    if norm.__name__ not in NORMS or not is_parallel(state):
+    if norm.__name__ not in TIMM_NORMS or not is_parallel(state):
         check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
     stack = StackConfig(
         width=timm.embed_dim,
         heads=parts.heads,
         feedforward=ACTIVATIONS[act],
-        norm=NORMS[norm.__name__],
+        norm=TIMM_NORMS[norm.__name__],
         norm_eps=parts.norm.eps,
         layer_scale=getattr(parts.scale, "init_values", None),
     )

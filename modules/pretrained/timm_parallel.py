@@ -17,9 +17,9 @@ LAYERS = {  # of a parallel block -> of a plain one
     "attn_out_proj": "attn.proj",
     "mlp_out_proj": "mlp.fc2",
 }
-NORMS = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}  # timm's class -> ours
-# timm's model of such blocks that arguments turn into ours; it has RMSNorm and a norm before them.
-ARCHITECTURE = "vit_large_patch14_xp_224"
+TIMM_NORMS = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}  # timm's class -> ours
+# timm's model of such blocks; exports override its `pre_norm` and `norm_layer`.
+PARALLEL_ARCHITECTURE = "vit_large_patch14_xp_224"
 
 
 class BlockParts(NamedTuple):
@@ -50,14 +50,14 @@ def is_parallel(state: State) -> bool:
 def to_plain_blocks(state: State) -> State:
     """Returns weights of timm, those of parallel blocks under the names of plain ones.
 
-    Raises `ValueError` if their projections have other shapes than such blocks.
+    Raises `ValueError` if `in_proj` has too few rows.
     """
     if not is_parallel(state):
         return state
     width = state[IN_PROJ].shape[-1]
     plain: State = {}
     for name, value in state.items():
-        found = re.fullmatch(r"(blocks\.\d{1,9}\.)(\w+)(\.\w+)?", name)
+        found = re.fullmatch(r"(blocks\.\d+\.)(\w+)(\.\w+)?", name)
         block, layer, end = found.groups() if found else ("", "", "")
         if layer == "in_proj":
             hidden = len(value) - 3 * width

@@ -114,7 +114,7 @@ def export_text_model(
     """
     others = "safetensors" if graph is None else "onnx or safetensors"
     writers: dict[str, Callable[[Path], str]] = {
-        "hf": lambda folder: write_huggingface(net, folder, convert, others),
+        "hf": lambda folder: write_huggingface(net, folder, convert, lambda: others),
         "onnx": lambda folder: write_text_graph(graph, metadata, folder),
         "safetensors": lambda file: write_safetensors(task, net, metadata, file),
     }
@@ -140,17 +140,17 @@ def write_text_graph(graph: Any, metadata: dict[str, Any], folder: Path) -> str:
     )
 
 
-def write_huggingface(net: Any, folder: Path, convert: Convert, others: str) -> str:
+def write_huggingface(net: Any, folder: Path, convert: Convert, others: Callable[[], str]) -> str:
     """Writes weights and `config.json`; returns the code that loads them.
 
-    `others` are formats that take any network, for the message of an error.
+    `others` gives the other formats of the network, for the message of an error.
     """
     try:
         settings, state = convert(net)
     except ValueError as error:
         reason = str(error).rstrip(".")
         raise UsageError(
-            f"Hugging Face has no such model ({reason}): use --format {others}"
+            f"Hugging Face has no such model ({reason}): use --format {others()}"
         ) from error
     save_weights(state, folder / "model.safetensors", format="pt")
     write_text(folder / "config.json", json.dumps(settings, indent=2))

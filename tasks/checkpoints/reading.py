@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from datamodules.utils.files import nearest_path, open_regular
+from datamodules.utils.files import did_you_mean, open_regular
 from modules.config import require
 from modules.schema import check_value, format_value, from_dict
 from tasks.cli.app import program
@@ -29,8 +29,8 @@ Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 Net = TypeVar("Net", bound=nn.Module)
 OTHER_FILES = (  # ends messages about a file or folder that is no checkpoint
-    "tessera.load of Python takes what `export --format` hf, timm or safetensors writes, and "
-    "weights of other libraries, which `fit --model.pretrained` takes, too"
+    "in Python, tessera.load reads exports (hf, timm, safetensors) and weights of other libraries; "
+    "`fit --model.pretrained` starts from the latter, too"
 )
 REFUSED_OBJECT = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects, not bytes
 
@@ -77,7 +77,7 @@ def best_checkpoint(path: str | os.PathLike) -> str:
 
 
 def run_of_checkpoint(path: str) -> Path | None:
-    """Returns the run folder that a run folder or a checkpoint in it stands for; None: neither."""
+    """Returns the run folder of a checkpoint, or the run folder itself; None if there is none."""
     file = Path(best_checkpoint(path))
     run = file.resolve().parent.parent
     return run if file.suffix == ".ckpt" and (run / "config.yaml").is_file() else None
@@ -109,7 +109,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
     what = f"checkpoint '{path}'"
     if file.is_dir() or not file.exists():
         names = sorted(found.name for found in file.parent.glob("*.ckpt"))
-        near = "" if file.exists() else nearest_path(file)
+        near = "" if file.exists() else did_you_mean(file)
         hint = "give a run folder of `fit`, or RUN_DIR/checkpoints/best.ckpt or last.ckpt"
         if (file / "config.json").exists():
             hint = f"this command takes a run folder or a checkpoint of `fit`. {OTHER_FILES}"

@@ -188,7 +188,7 @@ class Invocation:
             )
 
     def describe_source(self, source: Source, path: str | None) -> None:
-        """Tells a source whether its path was saved, and whether it is that of the training."""
+        """Says whether a source has unseen data, and whether a checkpoint recorded its path."""
         saved = self.saved_options.get("data", {}).get("path")
         if self.command in ("validate", "test"):
             source.unseen = not may_hold(path, saved)

@@ -25,7 +25,7 @@ from tasks.tracking.report import write_png
 
 MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all of the grid
 OTHER_THREADS = "Runs had {} threads, so their seconds and minutes are not comparable."
-TWO_PAIRS = "Two pairs may be close to each other by chance: three seeds or more are safer."
+TWO_PAIRS = "With two seeds the interval is unreliable: use three or more."
 ONE_SEED = "One seed has no deviation and decides nothing: give several, as in `--seeds 0,1,2`."
 
 

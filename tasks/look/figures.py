@@ -19,6 +19,7 @@ from tasks.look.views import Curves, Heads, Matrix, Table, Tokens, View
 from tasks.tracking.report import plain
 
 LABELS_PER_INCH = 11
+PLOT_FRACTION = 0.75  # of a figure; the rest is margins and the colour bar
 LABEL_LENGTH = 10  # of a cell or beside it
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
@@ -171,7 +172,7 @@ def draw_matrix(view: Matrix) -> Any:
         cells = [row[part] for row in view.cells]
         piece = replace(view, values=view.values[:, part], columns=view.columns[part], cells=cells)
         heat = draw_cells(axis, piece, low, high)
-        sides = (0.75 * height, 0.75 * width)  # without margins and colour bar
+        sides = (PLOT_FRACTION * height, PLOT_FRACTION * width)
         set_labels(axis, piece.rows, piece.columns, *sides)
         axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
         axis.set_facecolor("lightgrey")  # right of the last column

@@ -46,7 +46,7 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
             hint = write_safetensors("mae", net, metadata, partial)
     else:
         with new_folder(target) as partial:
-            hint = write_huggingface(net, partial, to_huggingface, "safetensors")
+            hint = write_huggingface(net, partial, to_huggingface, lambda: "safetensors")
             write_text(partial / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))
     print(f"wrote {target}\n{hint.format(file=target)}")
 

@@ -72,6 +72,8 @@ class Model:
         def __getattr__(self, name: str) -> Any:
             """Says what a model of this kind has instead."""
             kind = type(self)
+            if hasattr(kind, name):  # a property that raised an AttributeError of its own
+                return object.__getattribute__(self, name)
             public = [one for one in dir(kind) if not one.startswith("_")]
             methods = ", ".join(one for one in public if callable(getattr(kind, one)))
             text = f"{kind.__name__} has no {name!r}; its methods are {methods}"

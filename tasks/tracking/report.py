@@ -187,7 +187,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     axis.set(
         xlabel="predicted class",
         ylabel="true class",
-        title=f"accuracy {counts.trace() / counts.sum():.4f}; colour: part of the row",
+        title=f"accuracy {counts.trace() / counts.sum():.4f}; colour: fraction of each row",
     )
     if len(names) <= MOST_LABELS:
         axis.set_xticks(ticks, labels, rotation=90)

@@ -70,9 +70,10 @@ def write_timm(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
         settings, state = to_timm(net, metadata)
     except ValueError as error:
         reason = str(error).rstrip(".")
+        formats = other_formats("hf", net, metadata)
         raise UsageError(
-            f"timm has no such model ({reason}): use --format {others('hf', net, metadata)}, or "
-            f"train with one of the presets that timm has, {', '.join(presets_of_timm())}"
+            f"timm has no such model ({reason}): use --format {formats}, or train with one of the "
+            f"presets that timm has, {', '.join(presets_of_timm())}"
         ) from error
     save_weights(state, folder / "model.safetensors")
     write_text(folder / "config.json", json.dumps(settings, indent=2))
@@ -85,7 +86,7 @@ def write_hf(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
     Returns the code that loads them.
     """
     convert = partial(to_hf, metadata=metadata)
-    hint = write_huggingface(net, folder, convert, others("timm", net, metadata))
+    hint = write_huggingface(net, folder, convert, partial(other_formats, "timm", net, metadata))
     write_text(folder / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))
     return hint
 
@@ -110,8 +111,8 @@ def to_hf(net: ImageNet, metadata: dict[str, Any]) -> Converted:
     return settings, family.weights_to_external(net.state_dict(), net.config)
 
 
-def others(library: str, net: ImageNet, metadata: dict[str, Any]) -> str:
-    """Returns the formats that take a network, among them that of the library if it has it."""
+def other_formats(library: str, net: ImageNet, metadata: dict[str, Any]) -> str:
+    """Returns the other formats of a network, with that of the library if it has such a model."""
     with suppress(ValueError):
         LIBRARIES[library](net, metadata)
         return f"{library}, onnx or safetensors"

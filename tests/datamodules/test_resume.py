@@ -115,7 +115,7 @@ def test_the_state_is_numbers_and_names_what_differs(
         "batch_size": 8,
         "world_size": 1,
         "samples": 42,
-        "content": NumberData().training_digest,
+        "content": 0,
         "seed": 3,
         "balanced": False,
     }

@@ -50,8 +50,8 @@ def test_loss(
     on_gpu = targets.cuda()
     torch.compiler.reset()
     of_chunk = torch.compile(chunk_loss) if is_compiled else chunk_loss
-    waits = nullcontext() if is_compiled else no_waiting()
-    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), waits:
+    checked = nullcontext() if is_compiled else no_waiting()  # compiling waits
+    with torch.autocast("cuda", dtype, enabled=dtype != torch.float32), checked:
         loss, correct = chunked_cross_entropy(x, weight, bias, on_gpu, smoothing, z_loss, of_chunk)
     gradients = torch.autograd.grad(loss, ours)
     for found, expected in zip(gradients, torch.autograd.grad(plain, leaves), strict=True):

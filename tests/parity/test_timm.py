@@ -114,7 +114,6 @@ def large_eps(*sizes: Any, **options: Any) -> nn.Module:
 
 
 AVG = {"global_pool": "avg"}
-# Values of each argument of timm that our ViT has, too; a dict also changes other arguments.
 PARALLEL: list[dict[str, Any]] = [  # of models of such blocks
     {},
     {"qkv_bias": False, "qk_norm": True},
@@ -122,6 +121,7 @@ PARALLEL: list[dict[str, Any]] = [  # of models of such blocks
     {"qkv_bias": False, "qk_norm": True, "norm_layer": "rmsnorm", **AVG},
     {"class_token": False, "reg_tokens": 1, "no_embed_class": True, "act_layer": "relu", **AVG},
 ]
+# Values of each argument of timm that our ViT has, too; a dict also changes other arguments.
 SAME: dict[str, list[Any]] = {
     "img_size": [40],
     "patch_size": [16],

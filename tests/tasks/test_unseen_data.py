@@ -15,6 +15,7 @@ from tests.helpers.tiny import NET
 FITS = {  # task, and the options of a tiny model on the data at `old`
     "vit": f"fit {NET} --model.net.image_size 8 --model.net.patch_size 4 --data.batch_size 8",
     "bert": f"fit {NET} --data.tokenizer.vocabulary 200 --data.batch_size 8",
+    "mlm": f"fit {NET} --data.tokenizer.vocabulary 200 --data.batch_size 8",
 }
 NOUNS = {"vit": "images", "bert": "texts"}
 FILES = {"test": "predictions.csv", "validate": "val_predictions.csv"}
@@ -74,12 +75,14 @@ def test_other_data_are_evaluated_whole(
     assert f": 4 {NOUNS[task]} to test, held out" in first
 
 
-@pytest.mark.parametrize(("task", "path"), [("vit", "data"), ("bert", "data.csv")])
+@pytest.mark.parametrize(
+    ("task", "path"), [("vit", "data"), ("bert", "data.csv"), ("mlm", "data.csv")]
+)
 def test_data_that_have_changed_since_the_training(task: str, path: str, console: Console) -> None:
     """One more sample, or another of the same number, changes which ones are held out."""
     write_samples(Path(path), 20, task)
     assert run(f"{FITS[task]} --trainer.max_epochs 1 --data.path {path} --run_dir r", task) == 0
-    changed = "has changed since the training"
+    changed = "training split of .* has changed since the training"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", f".*{changed}")
         console.printed("test --ckpt_path r", task)

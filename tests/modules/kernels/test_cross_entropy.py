@@ -131,7 +131,7 @@ def test_autocast_learns_from_the_table_twice() -> None:
     close(torch.autograd.grad(again, weight)[0][0], x.detach().sum(0), 0.1, 0.02)
 
 
-def test_a_compiled_model_has_the_same_loss_and_can_be_copied() -> None:
+def test_a_compiled_model_can_be_copied() -> None:
     torch.compiler.reset()
     net = Decoder(DecoderConfig(V, S, stack=StackConfig(E, 1, 2, causal=True)))
     tokens = torch.randint(V, (2, S))

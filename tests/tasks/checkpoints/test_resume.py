@@ -15,6 +15,7 @@ import yaml
 
 from tasks.base import Task
 from tasks.checkpoints.writing import AtomicCheckpointIO
+from tasks.training.optim import OptimConfig
 from tasks.vit.task import ViTTask
 from tests.helpers.cases import RANDOM, assert_same
 from tests.helpers.command import Console, Patch, process, run
@@ -65,7 +66,9 @@ def seen(monkeypatch: Patch) -> list[list[int]]:
 def test_each_seed_epoch_batch_and_rank_has_its_own_numbers() -> None:
     def sample(seed: int, epoch: int, batch: int, rank: int) -> float:
         os.environ["PL_GLOBAL_SEED"] = str(seed)
-        task: Any = SimpleNamespace(current_epoch=epoch, global_rank=rank)
+        task: Any = SimpleNamespace(
+            current_epoch=epoch, global_rank=rank, optimizer_config=OptimConfig()
+        )
         Task.on_train_batch_start(task, {}, batch)
         return float(torch.rand((), dtype=torch.float64))
 
