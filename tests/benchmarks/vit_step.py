@@ -3,7 +3,8 @@
     python -m tests.benchmarks.vit_step [--preset swin] [--profile]
 
 32 x 32 pixels, batch 64, float32, two threads; forward, backward, AdamW. The ViT has patch 4, 192
-wide, 9 layers, 3 heads; the Mixer the same sizes; Swin and its second version are `swin_cifar`.
+wide, 9 layers, 3 heads; DeiT and the Mixer the same sizes; Swin and its second version are
+`swin_cifar`.
 """
 
 from argparse import Namespace
@@ -40,6 +41,8 @@ def config_of(preset: str) -> Any:
         config: Any = IMAGE_PRESETS["swin_cifar"]
         return second_version(config) if preset == "swinv2" else config
     config = IMAGE_PRESETS["cifar_tiny"]
+    if preset == "deit":
+        config = replace(config, distillation_token=True)
     if preset == "mixer":
         stack = replace(config.stack, order="mixer")
         config = replace(config, pool="mean", position="none", stack=stack)
@@ -48,6 +51,7 @@ def config_of(preset: str) -> Any:
 
 CLASSES = {
     "cifar_tiny": "VisionTransformer",
+    "deit": "VisionTransformerDistilled",
     "mixer": "MlpMixer",
     "swin": "SwinTransformer",
     "swinv2": "SwinTransformerV2",
