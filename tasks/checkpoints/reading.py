@@ -29,7 +29,7 @@ Checkpoint = dict[str, Any]
 Config = TypeVar("Config")
 Net = TypeVar("Net", bound=nn.Module)
 OTHER_FILES = (  # ends messages about a file or folder that is no checkpoint
-    "in Python, tessera.load reads exports (hf, timm, safetensors) and weights of other libraries; "
+    "In Python, tessera.load reads exports (hf, timm, safetensors) and weights of other libraries; "
     "`fit --model.pretrained` starts from the latter, too"
 )
 REFUSED_OBJECT = "GLOBAL|allowlisted|reduce"  # in torch's messages about objects, not bytes

@@ -329,10 +329,11 @@ def numbered(number: int | None) -> Iterator[None]:
 
 
 def is_image(images: Any) -> bool:
-    """Whether this is one image, not a list of them; raises `TypeError` for an open file."""
+    """Whether this is one image, not a list of them; raises `UsageError` for an open file."""
     is_file = isinstance(images, str | os.PathLike | bytes | Image)
     if not is_file and hasattr(images, "read"):
-        raise TypeError("this is an open file: give its path, or the bytes that its read() returns")
+        text = "this is an open file: give its path, or the bytes that its read() returns"
+        raise UsageError(text)
     return is_file or (isinstance(images, np.ndarray | Tensor) and 2 <= images.ndim <= 3)
 
 

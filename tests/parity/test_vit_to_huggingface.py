@@ -120,6 +120,15 @@ def test_an_export_loads_there_and_here(option: str, value: Any) -> None:
     assert metadata.items() <= found.items()
 
 
+TIMM_HAS = (
+    "register_tokens",
+    "norm_after_pool",
+    "stack.qk_norm",
+    "stack.final_norm",
+    "stack.layer_scale",
+)
+
+
 @pytest.mark.parametrize("option, value", pairs(NOT_EXPORTED))
 def test_what_transformers_does_not_have_is_not_exported(option: str, value: Any) -> None:
     net = changed(option, value)
@@ -127,7 +136,7 @@ def test_what_transformers_does_not_have_is_not_exported(option: str, value: Any
     with pytest.raises(UsageError, match=rf"{name}.*--format .*onnx or safetensors") as error:
         write_hf(net, metadata_of(net.config), Path())
     assert not any(Path().iterdir())
-    has_timm = option in ("register_tokens", "norm_after_pool") or value in ("mean", "max")
+    has_timm = option in TIMM_HAS or value in ("mean", "max", "hybrid", "parallel")
     assert ("--format timm" in str(error.value)) == has_timm
 
 

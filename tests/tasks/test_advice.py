@@ -25,7 +25,11 @@ def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     for line in ("test --ckpt_path ../r", "fit --resume ../r --trainer.max_epochs 2"):
-        names = ("a.csv does not exist: ../r records this path", "relative", "add --data.path")
+        names = (
+            "a.csv does not exist: ../r was trained with this path",
+            "relative",
+            "add --data.path",
+        )
         console.refused(line, *names, task="bert")
         given = console.refused(f"{line} --data.path b.csv", "b.csv does not exist", task="bert")
         assert "records" not in given
@@ -46,7 +50,7 @@ def test_images_of_a_probed_model_that_are_not_here(
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     option = "--data.path" if task == "vit" else "--path"
-    names = ("images does not exist:", "../r records this path", f"add {option} with")
+    names = ("images does not exist:", "../r was trained with this path", f"add {option} with")
     console.refused("probe --ckpt_path ../r", *names, task=task)
 
 
@@ -91,7 +95,7 @@ def test_another_column_than_that_of_the_training_is_told(console: Console) -> N
     line = f"fit --data.path a.csv {NET} --data.tokenizer.vocabulary 300 {ONE_EPOCH}"
     assert run(f"{line} --run_dir r", "bert") == 0
     line = "predict --ckpt_path r --input"
-    told = "two.csv: texts of the column review are read, the model was trained on text;"
+    told = "two.csv: reading the column review, the model was trained on the column text;"
     assert told in console.printed(f"{line} two.csv", "bert")[1]
     for same in ("a.csv", "two.csv --data.dataset.text_column review"):
         assert "column" not in console.printed(f"{line} {same}", "bert")[1]

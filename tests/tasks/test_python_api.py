@@ -351,9 +351,9 @@ def test_a_bad_image_of_a_list_is_named_and_an_open_file_is_refused(
     with pytest.raises(tessera.DataError, match=r"^images\[3\]: a sample of 3 bytes"):
         model.embed([good, good, good, b"bad"])
     with (tmp_path / "a.png").open("rb") as file:
-        with pytest.raises(TypeError, match="open file.*bytes"):
+        with pytest.raises(UsageError, match="open file.*bytes"):
             model.embed(file)
-        with pytest.raises(TypeError, match="bytes"):
+        with pytest.raises(UsageError, match=r"^images\[0\]: .*bytes"):
             model.embed([file])
 
 

@@ -26,7 +26,7 @@ def write_samples(path: Path, count: int, task: str) -> None:
     rows = []
     for i in range(count):
         for name in ("ant", "bee"):
-            if task == "bert":
+            if task != "vit":
                 rows.append({"text": f"{name} number {i}", "label": name})
                 continue
             file = Path("pictures" if path.suffix else path, name, f"{i}.png")

@@ -72,7 +72,9 @@ def test_lines_give_sizes_as_they_are(task: str) -> None:
         if pixels := re.search(r"(\d+) x (\d+)", text):
             assert {int(pixels[1]), int(pixels[2])} == {config.image_size}, name
         stack = getattr(config, "stack", None) or config.encoder
-        if sizes := re.search(r"(\d+) blocks(?: of width (\d+))?", text):
+        if decoder := re.search(r"a decoder of (\d+)", text):
+            assert config.decoder.depth == int(decoder[1]), name
+        if sizes := re.search(r"(?<!decoder of )(\d+) blocks(?: of width (\d+))?", text):
             assert stack.depth == int(sizes[1]), name
             assert stack.width == int(sizes[2] or stack.width), name
 
