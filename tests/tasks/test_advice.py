@@ -26,7 +26,7 @@ def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -
     monkeypatch.chdir("elsewhere")
     for line in ("test --ckpt_path ../r", "fit --resume ../r --trainer.max_epochs 2"):
         names = (
-            "a.csv does not exist: ../r was trained with this path",
+            "a.csv does not exist: ../r was trained with",
             "relative",
             "add --data.path",
         )

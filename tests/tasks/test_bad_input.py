@@ -143,7 +143,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "test": "--ckpt_path runs/vit/latest/",
         "validate --ckpt_path none.ckpt": "none.ckpt",
         "predict --ckpt_path vit.onnx --input images": ("run folder", "In Python, tessera.load"),
-        "test --ckpt_path theirs/model.safetensors": ("run folder", "tessera.load of Python"),
+        "test --ckpt_path theirs/model.safetensors": ("run folder", "In Python, tessera.load"),
         "test --ckpt_path vit.ckpt --model.net.stack.depth 3": "--model.net.stack.depth 3",
         "test --ckpt_path vit.ckpt --model.net.image_size 12": "image_size",
         "test --ckpt_path vit.ckpt --data.source folder --data.path images": ("cat", "10 classes"),
