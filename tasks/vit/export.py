@@ -32,7 +32,6 @@ from tasks.checkpoints.reading import (
 )
 from tasks.errors import UsageError
 from tasks.vit.networks import load_image_net
-from tasks.vit.pretrained import PREPROCESSOR, preprocessor
 
 Format = Literal["timm", "hf", "onnx", "safetensors"]
 Converted = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
@@ -85,6 +84,8 @@ def write_hf(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
 
     Returns the code that loads them.
     """
+    from tasks.vit.pretrained import PREPROCESSOR, preprocessor  # imports Lightning
+
     convert = partial(to_hf, metadata=metadata)
     hint = write_huggingface(net, folder, convert, partial(other_formats, "timm", net, metadata))
     write_text(folder / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))

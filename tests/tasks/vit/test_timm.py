@@ -153,7 +153,6 @@ def test_a_file_of_a_known_model(name: str, file: str, config: Any, options: Any
 
 UNKNOWN: list[tuple[str, Any]] = [
     (MODEL, {**OF_TEST_VIT, "global_pool": "avg"}),
-    (MODEL, {**OF_TEST_VIT, "model_args": {"norm_layer": "rmsnorm"}}),
     (MODEL, {**OF_TEST_VIT, "model_args": {"pretrained": True}}),
     (MODEL, {"architecture": "vit_of_tomorrow"}),
     ("model/test_vit.safetensors", {"architecture": "vit_tiny_patch16_224"}),
