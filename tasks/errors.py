@@ -215,7 +215,9 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
     found = [
         option for last in OTHER_NAMES.get(word, word).split() for option in ends.get(last, [])
     ]
-    near = {last: options for last, options in ends.items() if parts_are_near(word, last)}
+    near = {
+        last: options for last, options in ends.items() if differing_parts_are_similar(word, last)
+    }
     found = found or ends.get(word) or nearest_option(name, near)
     if not found and (close := difflib.get_close_matches(word, near, 1, cutoff=0.7)):
         found = near[close[0]]
@@ -241,11 +243,13 @@ def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:
     return difflib.get_close_matches(name, options, 1, cutoff=0.6)
 
 
-def parts_are_near(word: str, other: str) -> bool:
+def differing_parts_are_similar(word: str, other: str) -> bool:
     """Whether two words between underscores are alike where they differ, if both have others.
 
-    >>> parts_are_near("max_epoch", "max_epochs"), parts_are_near("num_workers", "num_nodes")
-    (True, False)
+    >>> differing_parts_are_similar("max_epoch", "max_epochs")
+    True
+    >>> differing_parts_are_similar("num_workers", "num_nodes")
+    False
     """
     own = word.split("_")
     others = other.split("_")

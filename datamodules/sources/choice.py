@@ -94,7 +94,7 @@ def source_at(sources: Mapping[str, type[Source]], path: Path) -> str:
         names = " or ".join(found)
         raise UsageError(f"{files} are of several kinds: set --data.source {names}.")
     for kind in sources.values():
-        if issubclass(kind, ClassFolders) and (message := kind.without_classes(path)):
+        if issubclass(kind, ClassFolders) and (message := kind.missing_class_folders(path)):
             raise UsageError(message)
     fault = "is of no known kind"
     if path.is_dir():

@@ -42,7 +42,7 @@ class BeamCache(StackCache):
         self.slot_count = self.length + beams * max_new_tokens
         self.slots = torch.arange(self.length, device=device).expand(batch, beams, -1)  # (B, K, M)
         self.use_embedding_bag = prefers_embedding_bag(device, self.config)
-        self.index = self.make_index(new_batch=True)
+        self.index = self.make_index(self.make_key_bags())
         positions = cache.positions[:, : self.length]
         if not cache.per_row_positions:
             positions = positions[:1]
@@ -66,12 +66,15 @@ class BeamCache(StackCache):
         self.contexts = [self.share(context) for context in cache.contexts]
         self.conv_inputs = cache.conv_inputs.repeat_interleave(beams, 2)  # (depth, 2, B * K, ...)
 
-    def make_index(self, new_batch: bool = False) -> "TableIndex":
-        """The index of all tokens; `new_batch`: the rows of the batch are others than before."""
-        bags = None if new_batch else self.index.key_bags
-        if new_batch and self.use_embedding_bag:
-            bags = make_key_bags(len(self.slots), self.beams, self.config, self.slots.device)
-        return TableIndex(self.slots, self.slot_count, self.config, bags)
+    def make_index(self, key_bags: "EmbeddingBag | None") -> "TableIndex":
+        """The index of all tokens."""
+        return TableIndex(self.slots, self.slot_count, self.config, key_bags)
+
+    def make_key_bags(self) -> "EmbeddingBag | None":
+        """The bags of the batch's rows; None without `embedding_bag`."""
+        if not self.use_embedding_bag:
+            return None
+        return make_key_bags(len(self.slots), self.beams, self.config, self.slots.device)
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
@@ -99,7 +102,7 @@ class BeamCache(StackCache):
         self.past = self.length
         self.length += 1
         self.used_slots += beams
-        self.index = self.make_index()
+        self.index = self.make_index(self.index.key_bags)
         seen = self.positions[:, : self.length]
         if len(seen) > 1:
             seen = seen.repeat_interleave(beams, 0)  # (B * K, M, 1)
@@ -128,7 +131,7 @@ class BeamCache(StackCache):
         """Keeps only the sequences of the rows at the indices `rows`, (R,)."""
         other = copy(self)
         other.slots = self.slots[rows]
-        other.index = other.make_index(new_batch=True)
+        other.index = other.make_index(other.make_key_bags())
         if len(self.positions) > 1:
             other.positions = self.positions[rows]
         if self.padding_mask is not None:

@@ -16,7 +16,7 @@ from modules.pretrained.family import Family
 from modules.pretrained.settings import check_fixed_options, check_heads
 from modules.pretrained.timm import write_settings
 from modules.pretrained.timm_mixer import mlp_ratio
-from modules.pretrained.timm_parts import check_part, check_parts
+from modules.pretrained.timm_parts import check_parts, require_class
 from modules.pretrained.vit import fitting_patches, resize_stem
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 
@@ -221,7 +221,7 @@ def config_from_timm_swin(model: nn.Module) -> SwinConfig:
     blocks = [block for stage in timm.layers for block in stage.blocks]
     version = VERSIONS[type(model).__name__]
     norm: Any = type(blocks[0].norm1)
-    check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+    require_class(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
     width = timm.patch_embed.proj.out_channels
     hidden = blocks[0].mlp.fc1.out_features
     stack = StackConfig(

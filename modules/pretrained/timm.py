@@ -31,7 +31,7 @@ from modules.pretrained.timm_parallel import (
     is_parallel,
     to_plain_blocks,
 )
-from modules.pretrained.timm_parts import check_part, check_parts
+from modules.pretrained.timm_parts import check_parts, require_class
 from modules.pretrained.vit import TIMM, count_prefix_positions
 from modules.pretrained.weights import State
 
@@ -316,7 +316,7 @@ def config_from_timm_model(model: nn.Module) -> ViTConfig:
     require(act in ACTIVATIONS, f"timm's {act} is not supported; choose a model with GELU.")
     norm: Any = type(parts.norm)
     if norm.__name__ not in TIMM_NORMS or not is_parallel(state):
-        check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+        require_class(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
     stack = StackConfig(
         width=timm.embed_dim,
         heads=parts.heads,
@@ -359,9 +359,9 @@ def config_from_timm_mixer(model: Any) -> ViTConfig:
     """Returns the config of a timm `MlpMixer`; raises `ValueError` as `config_from_timm_model`."""
     block = model.blocks[0]
     name = type(block).__name__
-    check_part(name, "MixerBlock", "is not supported; choose a model of plain Mixer blocks")
+    require_class(name, "MixerBlock", "is not supported; choose a model of plain Mixer blocks")
     norm: Any = type(block.norm1)
-    check_part(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
+    require_class(norm.__name__, "LayerNorm", "is not supported; choose a model with LayerNorm")
     known = ViTConfig(stack=StackConfig(heads=1, norm_eps=block.norm1.eps))
     config = config_from_mixer_state(model.state_dict(), known)
     arguments = {

@@ -35,7 +35,7 @@ def check_parts(model: nn.Module, arguments: Mapping[str, Any]) -> None:
         )
 
 
-def check_part(name: str, wanted: str, reason: str) -> None:
+def require_class(name: str, wanted: str, reason: str) -> None:
     """Raises `ValueError` if a class of timm's is not the one wanted."""
     require(name == wanted, f"timm's {name} {reason}.")
 

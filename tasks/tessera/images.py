@@ -142,7 +142,7 @@ class ImageModel(Model):
         """
         found = []
         for i, image in enumerate(images):
-            with numbered(None if first is None else first + i):
+            with with_index(None if first is None else first + i):
                 found.append(self.pixels(image))
         pixels = torch.stack(found).to(self.device)
         return normalise(pixels, self.metadata["mean"], self.metadata["std"])
@@ -318,7 +318,7 @@ def decode_image(content: bytes, channels: int, name: str) -> Tensor:
 
 
 @contextmanager
-def numbered(number: int | None) -> Iterator[None]:
+def with_index(number: int | None) -> Iterator[None]:
     """Begins messages about an image with its number in a list; None: it is in none."""
     try:
         yield

@@ -15,7 +15,7 @@ from tasks.igpt.probe import layer_features
 from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sample_images
 from tasks.vit.attend import grid_labels
 
-from .images import Array, OneImage, is_image, numbered, read_pixels
+from .images import Array, OneImage, is_image, read_pixels, with_index
 from .models import Attention, Model, check_single, recorded_weights, stack_rows
 from .options import SamplingOptions
 
@@ -101,7 +101,7 @@ class ImageGenerator(Model):
         if not is_image(given):
             vectors = []
             for number, one in enumerate(given):
-                with numbered(number):
+                with with_index(number):
                     vectors.append(self.embed(one))
             return stack_rows(vectors)
         return layer_features(self.net, self.model.inputs(self.tokens(given)))[-1, 0].cpu()

@@ -45,7 +45,7 @@ class ClassFolders(LabelledSource[S]):
         return is_placed and file.suffix.lower() in cls.suffixes
 
     @classmethod
-    def without_classes(cls, path: Path) -> str | None:
+    def missing_class_folders(cls, path: Path) -> str | None:
         """The message about files that lie in no folder of a class; None: there are none."""
         noun = cls.noun.removesuffix("s")
         if not path.is_dir():
