@@ -33,6 +33,7 @@ PART_PATTERNS = {
     r"^segment\.": "segments",
     r"position\.": "positions",
     r"^prefix\.": "class token",
+    r"^project_(in|out)\.": "embedding projection",
     r"^project\.": "embedding",
     r"^mask_token\.": "mask token",
     r"attention\.(q|k)_norm\.|^(embed_)?norm\.|stack\.norm\.": "norms",

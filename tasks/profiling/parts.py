@@ -1,8 +1,9 @@
 """The parts of each model, by formula.
 
-Sizes are d (width), T (tokens of a sample), N (learned positions), V (vocabulary), U (vocabulary of
-the source), O (tokens that can be predicted, if not all), K (classes), S (masked tokens), C
-(channels), P (side of a patch), R (tokens of the encoder) and D (width of the decoder).
+Sizes are d (width), E (width of embeddings, if not d), T (tokens of a sample), N (learned
+positions), V (vocabulary), U (vocabulary of the source), O (tokens that can be predicted, if not
+all), K (classes), S (masked tokens), C (channels), P (side of a patch), R (tokens of the encoder)
+and D (width of the decoder).
 """
 
 import math
@@ -41,10 +42,25 @@ def position_parts(
     return []
 
 
+def embedding_symbol(config: BertConfig | DecoderConfig) -> str:
+    """The symbol for the width of embeddings."""
+    return "d" if config.embedding_width in (None, config.stack.width) else "E"
+
+
+def projection_part(stack: StackConfig, also_back: bool = False) -> Part:
+    """A linear map from embeddings to the blocks; `also_back`: another one behind them."""
+    parameters = Formula({"E d": 1, "d": stack.bias})
+    if also_back:
+        parameters += Formula({"E d": 1, "E": stack.bias})
+    return Part("embedding projection", parameters, Formula({"T E d": 2 * (1 + also_back)}))
+
+
 def pooling_parts(pool: str) -> list[Part]:
-    """Attention from one learned query to T tokens, or a mean by learned weights."""
+    """Attention from one learned query to T tokens, a mean by learned weights, or a linear map."""
     if pool == "sequence":
         return [Part("pooling", Formula({"d": 1}), Formula({"T d": 4}))]
+    if pool == "flatten":
+        return [Part("pooling", Formula({"N d²": 1, "d": 1}), Formula({"N d²": 2}))]
     if pool != "attention":
         return []
     flops = Formula({"T d²": 4, "d²": 4, "T d": 4})
@@ -165,8 +181,10 @@ def count_conv_stem(config: ImageConfig, channels: int, width: int) -> tuple[int
 def encoder_parts(config: BertConfig, length: int) -> Parts:
     """Parts of BERT's encoder for texts of `length` tokens."""
     stack = config.stack
+    symbol = embedding_symbol(config)
     sizes = {
         "d": stack.width,
+        "E": config.embedding_width or stack.width,
         "T": length,
         "N": config.max_length,
         "V": config.vocabulary or 0,
@@ -177,7 +195,10 @@ def encoder_parts(config: BertConfig, length: int) -> Parts:
     if config.segments:
         found.append(Part("segments", Formula({"d": config.segments})))
     found += position_parts(config.position, config.position_options, stack)
-    once = norm_parameters(stack) if config.embedding_norm else Formula()
+    found = [part.renamed("d", symbol) for part in found]
+    if symbol == "E":
+        found.append(projection_part(stack))
+    once = norm_parameters(stack).renamed("d", symbol) if config.embedding_norm else Formula()
     return [*found, *stack_parts(stack, once=once)], sizes
 
 
@@ -194,8 +215,11 @@ def masked_parts(config: BertConfig, length: int) -> Parts:
     """Parts of a masked language model, which predicts S of `length` tokens."""
     found, sizes = encoder_parts(config, length)
     stack = config.stack
-    head = Formula({"d²": 1, "d": stack.bias, "V": 1}) + norm_parameters(stack)
-    flops = Formula({"S V d": 2, "S d²": 2})
+    symbol = embedding_symbol(config)
+    square = "d²" if symbol == "d" else "E d"
+    vectors = Formula({"d": stack.bias}) + norm_parameters(stack)
+    head = Formula({square: 1, "V": 1}) + vectors.renamed("d", symbol)
+    flops = Formula({f"S V {symbol}": 2, f"S {square}": 2})
     if config.next_sentence:
         found.append(Part("pooler", Formula({"d²": 1, "d": 1}), Formula({"d²": 2})))
         head += Formula({"d": 2, "": 2})
@@ -216,12 +240,21 @@ def decoder_parts(config: DecoderConfig, length: int) -> Parts:
     if config.output_vocabulary is not None:
         outputs = "O"
         sizes["O"] = config.output_vocabulary
-    head = Formula({f"{outputs} d": 0 if config.tied else 1})
-    return [
+    found = [
         Part("token embedding", Formula({"V d": 1})),
         *position_parts(config.position, config.position_options, stack),
+    ]
+    symbol = embedding_symbol(config)
+    if symbol == "E":
+        sizes["E"] = config.embedding_width or stack.width
+        found = [part.renamed("d", symbol) for part in found]
+        found.append(projection_part(stack, also_back=config.tied))
+    inner = symbol if config.tied else "d"
+    head = Formula({f"{outputs} d": 0 if config.tied else 1})
+    return [
+        *found,
         *stack_parts(stack),
-        Part("head", head, Formula({f"T {outputs} d": 2})),
+        Part("head", head, Formula({f"T {outputs} {inner}": 2})),
     ], sizes
 
 

@@ -53,6 +53,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"order": "res_post", "attention": "cosine", "kv_heads": 2},
     {"stem": "cct", "patch_size": 4},
     {"stem": "hybrid", "patch_size": 4, "pool": "mean"},
+    {"embedding_width": 8, "position": "learned", "embedding_norm": True, "pool": "flatten"},
+    {"embedding_width": 8, "tied": False, "bias": False, "position": "t5"},
 ]
 MIXER_VARIANTS: list[dict[str, Any]] = [
     {},
