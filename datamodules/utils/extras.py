@@ -20,7 +20,19 @@ def requires_extra(name: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise UsageError(f'{error.name} is not installed: pip install "tessera[{name}]"') from error
+        extra = f'"tessera[{name}]"'
+        if not is_installed():
+            extra = f'-e ".[{name}]" in the folder of Tessera\'s pyproject.toml'
+        raise UsageError(f"{error.name} is not installed: pip install {extra}") from error
+
+
+def is_installed() -> bool:
+    """Whether pip knows Tessera; if not, it would look for another project of this name."""
+    try:
+        requires("tessera")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def core_requirement(module: str) -> str | None:
@@ -31,11 +43,9 @@ def core_requirement(module: str) -> str | None:
     """
     package = module.partition(".")[0]
     name = DISTRIBUTIONS.get(package, package).replace("_", "-")
-    try:
-        required = requires("tessera") or []
-    except PackageNotFoundError:  # the code is used without being installed
+    if not is_installed():
         return None
-    for requirement in required:
+    for requirement in requires("tessera") or []:
         found = re.split(r"[^\w-]", requirement.replace("_", "-"))[0]
         if found.lower() == name and "extra ==" not in requirement:
             return requirement

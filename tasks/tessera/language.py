@@ -27,6 +27,7 @@ from .models import (
     check_single,
     generation_options,
     recorded_weights,
+    split_into_batches,
     stack_rows,
     texts_of,
     warn,
@@ -68,6 +69,7 @@ class LanguageModel(Model):
         self,
         prompts: str = "",
         stop: str | Sequence[str] = (),
+        batch_size: int = 64,
         **options: Unpack[GenerationOptions],
     ) -> str: ...
 
@@ -76,6 +78,7 @@ class LanguageModel(Model):
         self,
         prompts: Iterable[str],
         stop: str | Sequence[str] = (),
+        batch_size: int = 64,
         **options: Unpack[GenerationOptions],
     ) -> list[str]: ...
 
@@ -83,13 +86,17 @@ class LanguageModel(Model):
         self,
         prompts: Texts = "",
         stop: str | Sequence[str] = (),
+        batch_size: int = 64,
         **options: Unpack[GenerationOptions],
     ) -> str | list[str]:
         """The text that follows a prompt, or a list of the texts that follow several.
 
+        `stream` returns the text of one prompt in parts.
+
         Args:
             prompts: A text, or a list or a column of a table of texts; "" begins a document.
             stop: String or strings that end a text and are not part of it.
+            batch_size: Prompts at a time.
             options: Those of `modules.generation.sampling.GenerationConfig`: max_new_tokens (100),
                 temperature (1; 0: always the most likely token), top_k and top_p (None: sample from
                 all tokens), seed (0, the same for all prompts), beams (1: no beam search), ... A
@@ -101,8 +108,11 @@ class LanguageModel(Model):
         """
 
         def run(texts: list[str]) -> list[str]:
-            found = self._start(texts, stop, options)
-            return ["".join(completion.chunks()) for completion in found]
+            found: list[str] = []
+            for part in split_into_batches(texts, batch_size):
+                for completion in self._start([*part], stop, options):
+                    found.append("".join(completion.chunks()))
+            return found
 
         return texts_of(prompts, run)
 

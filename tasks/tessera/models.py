@@ -110,8 +110,8 @@ class Model:
     def intervene(self, changes: Mapping[str, Change]) -> Iterator[None]:
         """Changes activations inside a `with`, for all methods.
 
-        >>> with model.intervene({"blocks.0.attention": lambda x: 0 * x}):  # doctest: +SKIP
-        ...     model.predict(text)
+        >>> with model.intervene({"blocks.0.attention": lambda x: 0 * x}):
+        ...     changed = model.logits("The text")
 
         Args:
             changes: By name or pattern, a function from an activation, batch first, to what takes

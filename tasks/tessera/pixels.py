@@ -16,7 +16,14 @@ from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sam
 from tasks.vit.attend import grid_labels
 
 from .images import Array, OneImage, is_image, read_pixels, with_index
-from .models import Attention, Model, check_single, recorded_weights, stack_rows
+from .models import (
+    Attention,
+    Model,
+    check_single,
+    recorded_weights,
+    split_into_batches,
+    stack_rows,
+)
 from .options import SamplingOptions
 
 
@@ -90,21 +97,31 @@ class ImageGenerator(Model):
         hidden = self.net(model.inputs(self.tokens(image)))
         return self.net.logits(hidden)[0, :, : len(model.palette)].float().cpu()
 
-    def embed(self, images: OneImage | Array | Iterable[OneImage | Array]) -> Tensor:
+    def embed(
+        self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64
+    ) -> Tensor:
         """A vector of each image: (E,) for one, (S, E) for several.
 
         The mean over all pixels of the features of the last layer, as `tasks.igpt probe` classifies
         them. Layers in the middle often tell classes better; `activations` returns them. Raises
         what `complete` raises.
+
+        Args:
+            images: One, or several.
+            batch_size: Images at a time.
         """
         given: Any = images
-        if not is_image(given):
-            vectors = []
-            for number, one in enumerate(given):
-                with with_index(number):
-                    vectors.append(self.embed(one))
-            return stack_rows(vectors)
-        return layer_features(self.net, self.model.inputs(self.tokens(given)))[-1, 0].cpu()
+        if is_image(given):
+            return layer_features(self.net, self.model.inputs(self.tokens(given)))[-1, 0].cpu()
+        rows = []
+        for number, one in enumerate(given):
+            with with_index(number):
+                rows.append(self.tokens(one))
+        vectors: list[Tensor] = []
+        for part in split_into_batches(rows, batch_size):
+            tokens = torch.cat([*part])  # (B, N)
+            vectors += layer_features(self.net, self.model.inputs(tokens))[-1].cpu()  # (B, E)
+        return stack_rows(vectors)
 
     @torch.no_grad()
     def attention(self, image: OneImage | Array) -> Attention:

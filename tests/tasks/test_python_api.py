@@ -41,6 +41,9 @@ def test_examples_of_docstrings(task: str, runs: Path) -> None:
     names = {"tessera": tessera, "run_folder": runs / task, "photo": picture(20, "L")}
     tests = doctest.DocTestFinder(recurse=False).find(type(model), globs=names)
     tests += doctest.DocTestFinder(recurse=False).find(tessera.load, "load", globs=names)
+    if task == "lm":
+        names["model"] = model
+        tests += doctest.DocTestFinder().find(type(model).intervene, "intervene", globs=names)
     results = [doctest.DocTestRunner().run(test) for test in tests]
     assert sum(found.attempted for found in results) >= 3
     assert not any(found.failed for found in results)
@@ -197,12 +200,11 @@ def test_texts_are_generated_as_by_the_command(
         found = model.generate(["The", "A list"], **options)
         assert found == [entry["text"] for entry in objects]
         assert model.generate("The", **options) == found[0]
+        assert model.generate(["The", "A list"], batch_size=1, **options) == found
     text = model.generate("The", temperature=0.0, max_new_tokens=9)
     letter = text[len(text) // 2]
-    assert (
-        model.generate("The", letter, temperature=0.0, max_new_tokens=9)
-        == text.partition(letter)[0]
-    )
+    stopped = model.generate("The", letter, temperature=0.0, max_new_tokens=9)
+    assert stopped == text.partition(letter)[0]
     for option in ({"num_beams": 2}, {"samples": 2}, {"nonsense": 1}):
         with pytest.raises(UsageError, match=next(iter(option))):
             model.generate("The", **option)

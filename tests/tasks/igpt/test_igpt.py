@@ -196,7 +196,9 @@ def test_embed_is_the_mean_over_the_pixels(trained: Path) -> None:
     with torch.no_grad():
         hidden = model.net(model.model.inputs(model.tokens(images[1])))  # (1, N, E)
     torch.testing.assert_close(vector, hidden[0].mean(0))
-    assert torch.equal(model.embed(list(images))[1], vector)
+    found = model.embed(list(images), batch_size=2)  # a batch of two, and one of one
+    torch.testing.assert_close(found[1], vector)
+    torch.testing.assert_close(found[2], model.embed(images[2]))
 
 
 def test_probe(trained: Path, console: Console) -> None:

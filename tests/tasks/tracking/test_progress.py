@@ -95,7 +95,7 @@ def test_no_estimate_of_a_few_seconds(console: Console, monkeypatch: Patch) -> N
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(ViTTask, "training_step", run)
     short = "--trainer.limit_val_batches 0 --trainer.max_steps 45"
-    assert "training takes" not in console.printed(f"{LINE} {short}")[0]
+    assert "training left" not in console.printed(f"{LINE} {short}")[0]
 
 
 def test_no_estimate_without_an_end(console: Console, monkeypatch: Patch) -> None:
