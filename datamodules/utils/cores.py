@@ -49,12 +49,13 @@ def cgroup_quota() -> float:
     """
     quotas = [float(os.cpu_count() or 1)]
     try:
-        lines = OWN_GROUPS.read_text().splitlines()
+        lines = OWN_GROUPS.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
     for line in lines:
-        _, controllers, path = line.split(":", 2)  # version 2 names no controllers
-        if not controllers or "cpu" in controllers.split(","):
+        controllers, is_group, path = line.partition(":")[2].partition(":")
+        # Version 2 names no controllers.
+        if is_group and (not controllers or "cpu" in controllers.split(",")):
             group = Path(CGROUPS, "cpu" if controllers else "", path.lstrip("/"))
             quotas += [quota(folder) for folder in (group, *group.parents)]
     return min(quotas)

@@ -14,6 +14,7 @@ from tasks import __version__
 from tasks.cli.app import App, load, program, remember_start
 from tasks.cli.signals import SIGNALS, unblock
 from tasks.cli.text_io import open_standard_streams
+from tasks.distributed.variables import drop_unusable_variables
 from tasks.errors import UsageError, exit_status, unknown_name
 
 ANNOUNCED = ("fit", "validate", "test")
@@ -37,6 +38,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
 def run_process(app: App, arguments: Sequence[str]) -> int:
     """Run the command line of this process, and return its exit code."""
     SIGNALS.install()  # before anything slow is imported
+    drop_unusable_variables()
     remember_start(app.name)
     gc.disable()  # until all is imported: a collection looks through every object
     return run_command(app, arguments, is_process=True)

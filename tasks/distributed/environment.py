@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ def external_launcher() -> Launcher | None:
 
 
 def by_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return {"TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "WORLD_SIZE"} <= os.environ.keys()
 
 
 def by_slurm() -> bool:
@@ -53,7 +54,10 @@ def share_cores(processes: int = 1) -> None:
     `OMP_NUM_THREADS` takes precedence, then the number of cores that SLURM gives to each process;
     without that number, srun has bound each process to its own cores.
     """
-    if os.environ.get("OMP_NUM_THREADS"):
+    chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if torchrun_chose_one_thread():
+        torch.set_num_threads(os.cpu_count() or 1)
+    elif chosen.isdecimal() and int(chosen) > 0:
         return
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     threads = min(torch.get_num_threads(), usable_cores())  # torch leaves out logical cores
@@ -64,6 +68,17 @@ def share_cores(processes: int = 1) -> None:
     torch.set_num_threads(threads)
     if processes > 1:  # for the processes that Lightning starts; it would count all cores
         os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def torchrun_chose_one_thread() -> bool:
+    """Whether torchrun, and not the user, set `OMP_NUM_THREADS` to 1."""
+    if not by_torchrun() or os.environ.get("OMP_NUM_THREADS") != "1":
+        return False
+    try:
+        variables = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return not any(variable.startswith(b"OMP_NUM_THREADS=") for variable in variables)
 
 
 def with_launcher(command: str) -> str:

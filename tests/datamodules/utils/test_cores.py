@@ -64,6 +64,9 @@ def test_quota_of_version_1(allowed: str, quota: float, folder: str, groups: Pat
 def test_files_that_cannot_be_read(groups: Path) -> None:
     (groups / "c" / "cpu.max").mkdir()
     assert cgroup_quota() == 4
+    for content in (b"\n", b"nonsense\n", b"0:cpu\n", b"\xff\xfe:x:y\n"):
+        (groups / "own").write_bytes(content)
+        assert cgroup_quota() == 4, content
     (groups / "own").unlink()
     assert cgroup_quota() == 4
 
@@ -78,6 +81,35 @@ def test_threads_of_processes(
     share_cores(processes)
     assert torch.get_num_threads() == threads
     assert os.environ.get("OMP_NUM_THREADS") == (None if processes == 1 else str(threads))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given, threads", [({}, "4"), ({"OMP_NUM_THREADS": "1"}, "1")])
+def test_torchrun_sets_one_thread_only_for_those_who_do_not(
+    given: dict[str, str], threads: str
+) -> None:
+    """Real processes: torchrun, and one of the two that it starts, on a machine of 8 cores."""
+    child = """
+import os
+os.cpu_count = lambda: 8
+from tasks.distributed import environment
+environment.usable_cores = lambda: 8
+environment.share_cores(2)
+import torch
+print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+"""
+    parent = f"""
+import os, subprocess, sys
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+subprocess.run([sys.executable, "-c", {child!r}], check=True)
+"""
+    own = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+    own |= {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", parent]
+    done = subprocess.run(
+        command, cwd=ROOT, env=own | given, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.split() == [threads, threads], done.stderr
 
 
 @pytest.fixture

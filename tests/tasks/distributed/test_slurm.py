@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.distributed import launch
+from tasks.distributed.variables import LEAST
 from tasks.errors import UsageError
 from tests.helpers.command import Patch
 from tests.helpers.launched import (
@@ -45,6 +46,29 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: Patch) -> None:
         asked(lines[0])
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert [asked(line) for line in lines] == [[f"--resume={folder}"] for folder in folders]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job, ignored",
+    [
+        ({"SLURM_NTASKS": "1", "SLURM_CPUS_PER_TASK": "0"}, ["SLURM_CPUS_PER_TASK"]),
+        ({"SLURM_NTASKS": "x", "SLURM_NNODES": "0"}, ["SLURM_NTASKS", "SLURM_NNODES"]),
+        ({"RANK": "x", "LOCAL_RANK": "-1", "WORLD_SIZE": ""}, ["RANK", "LOCAL_RANK"]),
+        ({"TORCHELASTIC_RUN_ID": "1", "OMP_NUM_THREADS": "many"}, []),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_variables_of_launchers_with_nonsense(
+    job: dict[str, str], ignored: list[str], tmp_path: Path
+) -> None:
+    process = start(f"tasks.vit fit {FOUR_STEPS} --run_dir r", tmp_path, **job)
+    (said,) = finish(process)
+    assert process.returncode == 0, said
+    assert re.findall(r"^warning: (\w+) is .* it is ignored$", said, re.M) == sorted(
+        ignored, key=list(LEAST).index
+    )
+    assert_once(said)
 
 
 @pytest.mark.slow
