@@ -1,11 +1,13 @@
 """Options of commands that use a trained model."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
 
+from modules.generation import quantized
 from modules.generation.quantized import QuantizationName, prepare
 from tasks.errors import UsageError, usage_errors
 
@@ -41,6 +43,9 @@ def prepare_model(
 def prepare_net(net: Net, name: DeviceName, quantization: QuantizationName | None = None) -> Net:
     """The same network on a device, with layers for inference."""
     on_device(net, name, quantization)
+    if quantization == "int8" and not quantized.HAS_FBGEMM:
+        text = "this CPU has no kernels for products of int8 weights: they save memory, but no time"
+        warnings.warn(text, stacklevel=2)
     with usage_errors(f"--quantize {quantization}"):
         prepare(net, quantization)
     return net

@@ -58,4 +58,5 @@ def kernels() -> dict[str, str]:
         "orthogonalization": f"bfloat16 from a side of {MIN_SIDE_BFLOAT16} on"
         if HAS_BFLOAT16
         else "float32",
+        "sums of beam search": "embedding_bag",
     }

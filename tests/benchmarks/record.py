@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 KINDS = {"avx512": "AVX-512", "avx2": "AVX2"}
 SHARE = "share %"  # the column of tests.benchmarks.muon
-LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")  # of the instructions that are used
+# Of the instructions that are used.
+LIMITS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "FBGEMM_ENABLE_INSTRUCTIONS")
 
 
 class Row(NamedTuple):

@@ -176,6 +176,14 @@ def test_without_residual_sums_tokens_become_alike() -> None:
     assert spread("no_residual") < 1e-4
 
 
+def test_squared_relu() -> None:
+    """Source: So 2021, "Primer", section 3."""
+    part = Stack(StackConfig(E, 1, H, feedforward="relu2")).blocks[0].feedforward
+    x = torch.randn(B, N, E)
+    hidden = torch.clamp(x @ part.up.weight.T + part.up.bias, min=0) ** 2
+    close(part(x), hidden @ part.down.weight.T + part.down.bias)
+
+
 @pytest.mark.parametrize(
     "name, up, down, largest",
     [
@@ -183,6 +191,7 @@ def test_without_residual_sums_tokens_become_alike() -> None:
         ("xavier", (2 / 1280) ** 0.5, (2 / 1280) ** 0.5, (6 / 1280) ** 0.5),
         ("kaiming", (2 / 256) ** 0.5, (2 / 1024) ** 0.5, None),
         ("gpt2", 0.02, 0.02 / 16**0.5, None),
+        ("zero_residual", 1 / 16, 0.0, None),
     ],
 )
 def test_start_values(name: Any, up: float, down: float, largest: float | None) -> None:

@@ -17,6 +17,7 @@ import torch
 
 from datamodules.embedded.reference import documents
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from modules.generation import quantized
 from modules.generation.beam_search import beam_search
 from modules.generation.generate import generate
 from modules.generation.quantized import prepare
@@ -94,6 +95,17 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
     (row,) = console.objects(f"{line} --max_new_tokens 20 --quantize int8", TASK)
     assert row["text"] == greedy
+
+
+def test_int8_without_kernels_saves_no_time_and_says_so(
+    lm_letters: Path, console: Console, monkeypatch: Patch
+) -> None:
+    line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
+    (kernels,) = console.objects(f"{line} --quantize int8", TASK)
+    monkeypatch.setattr(quantized, "HAS_FBGEMM", False)
+    with pytest.warns(UserWarning, match="no kernels for products of int8 weights"):
+        (plain,) = console.objects(f"{line} --quantize int8", TASK)
+    assert plain["text"] == kernels["text"]
 
 
 def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:

@@ -13,6 +13,7 @@ import yaml
 from PIL import Image
 
 from datamodules.sources import LabelledSource
+from modules.kernels import cpu
 from tasks.base import Task
 from tasks.tracking import evaluation_figures, picture_grid, report
 from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
@@ -103,6 +104,8 @@ def test_summary(finished: Path) -> None:
     ]  # jsonargparse may take 1 batch for 1.0 in a process with other runs
     assert seen in (256, 359)
     assert found.get("evaluated") == (f"{seen} of 359 images" if seen < 359 else None)
+    threads = {"name": cpu.NAME, "threads": torch.get_num_threads()}
+    assert found["processor"] == threads | cpu.kernels()
     assert "cpu" in found["device"] and len(str(found["test/acc"])) <= 8
 
 
