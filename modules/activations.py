@@ -267,8 +267,8 @@ def patch(value: Tensor | float, index: Any = ...) -> Change:
     """A change that puts a value into a part of an activation.
 
     Args:
-        value: What `recorded` found for another input; a batch of one is for all of a batch. Or a
-            number.
+        value: The whole activation that `recorded` found for another input, of which `index` takes
+            the same part; a batch of one is for all of a batch. Or a number.
         index: The part, as of a tensor: `np.s_[:, 3]` for the token 3; by default all.
 
     Raises:
@@ -291,8 +291,8 @@ def indexed(value: Tensor, x: Tensor, index: Any) -> Tensor:
         if value[index].shape == x[index].shape:
             return value[index].to(x)
     raise ValueError(
-        f"An activation of shape {(*value.shape,)} cannot patch one of shape {(*x.shape,)}: take "
-        "it from an input of the same length, or give an index that both have."
+        f"An activation of shape {(*value.shape,)} cannot patch one of shape {(*x.shape,)}: give "
+        "the whole activation for an input of the same length, or an index that both have."
     )
 
 

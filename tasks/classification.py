@@ -229,7 +229,7 @@ class ClassifierTask(Task):
         The arguments are those of `predict_dataset`.
         """
         if file is not None:
-            file.keep_results()
+            file.check_default()
         found = predict_dataset(trainer, self, datamodule, file)
         if found is None:
             return None
@@ -251,9 +251,12 @@ class ClassifierTask(Task):
         bad: list[str],
     ) -> None:
         """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
-        column, noun, source = self.input_names
+        column, noun, _ = self.input_names
         file.write(column, inputs, self.class_names, found, others)
-        note = (
-            f", {format_count(len(bad), f'bad {source}')} skipped: {shortened(bad)}" if bad else ""
-        )
+        note = f", {self.skipped_inputs(bad)}" if bad else ""
         print(f"predictions for {format_count(len(inputs), noun)} are in {file.path}{note}")
+
+    def skipped_inputs(self, bad: list[str]) -> str:
+        """How many inputs of `predict` were skipped, and which."""
+        source = self.input_names[2]
+        return f"{format_count(len(bad), f'bad {source}')} skipped: {shortened(bad)}"

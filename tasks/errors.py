@@ -13,7 +13,7 @@ from typing import Any
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.extras import core_requirement
-from datamodules.utils.files import DISK_FULL
+from datamodules.utils.files import DISK_FULL, READ_ONLY
 from tasks.cli.app import TRUST
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
@@ -107,6 +107,8 @@ def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> 
         path = os.fsdecode(error.filename2 or error.filename)
         option = _option_of_path(path, arguments)
         message = f"{option}'{path}' cannot be used ({error.strerror}): give another path"
+        if option == "--ckpt_path: " and error.errno in READ_ONLY and not os.path.isfile(path):
+            message = f"'{path}' cannot be written ({error.strerror}): give --output"
         code = 2 if option else 1
     elif isinstance(error, ModuleNotFoundError) and (lacks := core_requirement(error.name or "")):
         message = f'{error.name} is not installed: pip install "{lacks}"'

@@ -114,11 +114,12 @@ class EpochLoop(_TrainingEpochLoop):
         self.validation_due = False
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        """Also after the last step of `max_steps`: else its weights could not become the best."""
+        """Also after the last step: else its weights could not become the best."""
         is_last = 0 <= self.max_steps <= self.global_step and not self._should_accumulate()
-        return (is_last and self._should_check_val_epoch()) or super()._should_check_val_fx(
-            data_fetcher
-        )
+        in_last_epoch = self.trainer.current_epoch + 1 == self.trainer.max_epochs
+        is_last |= in_last_epoch and self.batch_progress.is_last_batch
+        is_due = is_last and self.trainer.enable_validation
+        return is_due or super()._should_check_val_fx(data_fetcher)
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         """The loggers' next step, whether a validation is due, and random states of all ranks."""

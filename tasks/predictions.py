@@ -13,7 +13,7 @@ from torch import Tensor
 from datamodules.utils.files import replacing, write_text
 from tasks.errors import UsageError
 from tasks.tracking.csv_files import Columns, text_cell, unique_names, without_names, write_csv
-from tasks.tracking.run_folder import make_folder
+from tasks.tracking.run_folder import check_writable, make_folder
 
 
 def most_likely(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
@@ -216,8 +216,13 @@ class PredictionFile:
         """The hidden file beside it that holds the predictions until it is written, with a key."""
         return self.path.with_name(f".{self.path.name}.part") if self.key else None
 
-    def keep_results(self) -> None:
-        """Refuses to replace the predictions of a run's test, unless `--output` names the file."""
+    def check_default(self) -> None:
+        """Raises `UsageError` if no file was named and the default one cannot be written.
+
+        It does not replace the predictions of a run's test.
+        """
+        if self.is_default:
+            check_writable(self.path.parent, "--output")
         if self.is_default and self.path.exists() and Path("config.yaml").exists():
             raise UsageError(
                 f"this is a run folder, whose {self.path} has the results of its test: name "

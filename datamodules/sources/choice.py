@@ -39,7 +39,8 @@ def open_source(
     """
     name = choose_source(sources, name, path, options)
     if name == "hub" and is_hub_id(path, sources):
-        options = replace(options, name=path, local=None)
+        local = options.local if options.name in (None, path) else None  # else of other data
+        options = replace(options, name=path, local=local)
         path = None
     source = sources[name](path, options, **more)
     source.name = name

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import Metric
 
@@ -149,6 +150,8 @@ class BertTask(TextTask, ClassifierTask):
             for one in predictions:
                 print(one.line(file.top_k))
         if not is_written:
+            if datamodule.skipped:
+                rank_zero_warn(self.skipped_inputs(datamodule.skipped))
             return
         self.save_predictions(file, texts, predictions, others, datamodule.skipped)
 

@@ -113,7 +113,7 @@ def read_checkpoint(path: str | os.PathLike, task: str | None = None) -> Checkpo
         hint = "give a run folder of `fit`, or RUN_DIR/checkpoints/best.ckpt or last.ckpt"
         if (file / "config.json").exists():
             hint = f"this command takes a run folder or a checkpoint of `fit`. {OTHER_FILES}"
-        if names:
+        elif names:
             hint = f"there is {', '.join(names)}"
         raise UsageError(f"no {what}{near}: {hint}")
     is_weights = file.suffix == ".safetensors"

@@ -181,7 +181,8 @@ class TaskCLI(LightningCLI):
             self.file = PredictionFile(
                 Path(output), self.config.get("top_k"), is_default=is_default
             )
-            check_writable(self.file.path.parent, "--output")
+            if not is_default:
+                check_writable(self.file.path.parent, "--output")
             return
         data = self.config.data
         if sources := load(self.app.data).sources:

@@ -119,7 +119,8 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
     from tasks.cli.lazy_imports import format_warnings, import_lightning
 
     if command in app.extra_commands:
-        from tasks.cli.parsing import import_own_modules, parse_function
+        from tasks.cli.own_modules import import_own_modules
+        from tasks.cli.parsing import parse_function
         from tasks.distributed.environment import share_cores
 
         share_cores()
@@ -129,7 +130,7 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
         return parse_function(f"{program(app.name)} {command}", function, arguments)
     import_lightning()
     from tasks.cli.lightning_cli import TaskCLI
-    from tasks.cli.parsing import import_own_modules
+    from tasks.cli.own_modules import import_own_modules
 
     import_own_modules()
     method: Callable[[], object] = getattr(TaskCLI(app, command, arguments), command)

@@ -7,11 +7,9 @@ those sets the later one wins.
 
 import os
 import re
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache, partial
-from importlib import import_module
 from inspect import signature
 from itertools import takewhile
 from typing import Any, NoReturn, get_type_hints
@@ -19,7 +17,6 @@ from typing import Any, NoReturn, get_type_hints
 import jsonargparse
 import yaml
 
-from tasks.cli.app import TRUST
 from tasks.cli.command_help import show_help
 from tasks.cli.config_files import (
     in_yaml,
@@ -30,6 +27,7 @@ from tasks.cli.config_files import (
     yaml_problem,
 )
 from tasks.cli.help_screens import HelpFormatter, take_help
+from tasks.cli.own_modules import OWN_MODULES
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
 from tasks.options import Options, merge_options
@@ -48,7 +46,7 @@ TRUSTED_PACKAGES = [
     *("pytorch_lightning", "lightning_fabric", "tasks", "modules", "datamodules"),
     *("torch.nn", "torch.optim", "torch.distributed", "torch.profiler"),
 ]
-OWN_MODULES = [name for name in os.environ.get(TRUST, "").split(",") if name]
+
 jsonargparse.set_parsing_settings(
     import_path_denylist=["*"],
     import_path_allowlist=[*TRUSTED_PACKAGES, *OWN_MODULES],
@@ -354,25 +352,6 @@ def is_same_file(path: str, other: str) -> bool:
     with suppress(OSError):  # no such file
         return os.path.samefile(path, other)
     return False
-
-
-def import_own_modules() -> None:
-    """Imports the modules that `TESSERA_TRUST` names: they may add blocks, data and callbacks.
-
-    They may be in the current folder, also if `tessera` was called, unlike `python -m`.
-    """
-    if OWN_MODULES and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    for name in OWN_MODULES:
-        try:
-            import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-                raise  # the module was found, but not one that it imports
-            raise UsageError(
-                f"{TRUST} names {name}, but there is no such module in the current folder or on "
-                f"PYTHONPATH: add its folder to PYTHONPATH, or unset {TRUST}"
-            ) from error
 
 
 def options_class(function: Callable[..., object]) -> Any:

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_lab(options: Any, command: str) -> None:
     """`lab run`: checks all, runs what is not finished, and writes the report."""
-    from tasks.cli.parsing import import_own_modules
+    from tasks.cli.own_modules import import_own_modules
     from tasks.lab.plan import all_runs, make_plan, save_plan
     from tasks.lab.report import write_report
     from tasks.lab.runner import Runner

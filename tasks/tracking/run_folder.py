@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from datamodules.utils.files import open_regular, try_lock
+from datamodules.utils.files import READ_ONLY, open_regular, try_lock
 from tasks import __version__
 from tasks.checkpoints.exporting import made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
@@ -109,6 +109,8 @@ def lock(folder: Path) -> BinaryIO:
     try:
         file = open_regular(path, follow=False, append=True)
     except OSError as error:
+        if error.errno in READ_ONLY:
+            raise UsageError(f"{folder} cannot be used: you may not write to it") from error
         raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
     if not try_lock(file):
         raise UsageError(f"another process is training in {folder}: stop it first")

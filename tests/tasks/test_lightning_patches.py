@@ -208,6 +208,27 @@ def test_an_epoch_that_had_not_ended_ends_also_at_max_steps(tmp_path: Path) -> N
     assert seen == ["validation", "epoch"]
 
 
+@pytest.mark.parametrize(
+    "end, steps",
+    [
+        ({"max_epochs": 3}, [8, 12]),
+        ({"max_epochs": -1, "max_steps": 12}, [8, 12]),
+        ({"max_epochs": -1, "max_steps": 10}, [8, 10]),
+        ({"max_epochs": 4}, [8, 16]),
+        ({"max_epochs": 3, "limit_val_batches": 0}, []),
+    ],
+)
+def test_training_ends_with_a_validation(
+    end: dict[str, int], steps: list[int], tmp_path: Path
+) -> None:
+    """Also where only every second epoch of 4 steps does."""
+    validated: list[int] = []
+    spy = LambdaCallback(on_validation_end=lambda trainer, _: validated.append(trainer.global_step))
+    options: dict[str, Any] = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    fit(Line(), tmp_path, exact=True, callbacks=[spy], **options, **end)
+    assert validated == steps
+
+
 def test_a_validation_that_has_ended_is_not_repeated(tmp_path: Path) -> None:
     """`RunCheckpoint.on_validation_end`."""
     seen: list[int] = []

@@ -30,7 +30,7 @@ CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
 CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
-JSON_TYPES = (int, float, bool, list)  # of cells that become text
+JSON_TYPES = (int, float, bool, list, dict)  # of cells that become text
 MAX_NAMED = 5  # rows with a fault that a message names
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
 
@@ -49,11 +49,15 @@ class TableSplit:
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
     def cells(self, positions: Tensor, without: str) -> dict[str, list[Any]]:
-        """Cells of the rows at some positions, by column; without one column, and without bytes."""
+        """Cells of the rows at some positions, by column; without one column, and without bytes.
+
+        Entries of a JSON object are in its own cell only, not in those of `flattened`.
+        """
         index = pa.array(positions.numpy())
         found: dict[str, list[Any]] = {}
         for field, column in zip(self.columns.schema, self.columns.columns, strict=True):
-            if field.name not in (without, *found) and not is_encoded(field.type):
+            is_entry = self.is_json is not None and field.name.rpartition(".")[0] in found
+            if field.name not in (without, *found) and not is_encoded(field.type) and not is_entry:
                 found[field.name] = column.take(index).to_pylist()
         if self.is_json is not None:
             for name, cells in found.items():
@@ -240,7 +244,7 @@ def type_fault(
 
 
 def as_text(cell: Any) -> str | None:
-    """A cell of JSON as text, a list as JSON; None if it is an object or null."""
+    """A cell of JSON as text, a list or an object as JSON; None if it is null."""
     if type(cell) in JSON_TYPES:
         return json.dumps(cell)
     return cell if isinstance(cell, str) else None
