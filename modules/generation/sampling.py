@@ -30,7 +30,7 @@ class GenerationConfig:
     """How to generate tokens.
 
     Args:
-        max_new_tokens: Largest number of new tokens.
+        max_new_tokens: Number of new tokens at most.
         temperature: Number that scores are divided by before sampling; 0: always the most likely
             token, among equals the one with the lowest id.
         top_k: Sample from the k most likely tokens only (Fan 2018); null: from all.
