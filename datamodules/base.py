@@ -89,7 +89,7 @@ class ResumableDataModule(pl.LightningDataModule):
         batch_size: Training samples per batch and device.
         eval_batch_size: Samples per batch in validation, test and prediction.
         num_workers: Processes that prepare batches of a data set that is not in memory.
-        seed: Of the order of the samples.
+        seed: Seed of the order of the samples.
     """
 
     sources: Mapping[str, type[Source]] = {}  # to choose from, by name

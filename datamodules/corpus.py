@@ -21,7 +21,7 @@ class CorpusLoading:
 
     Args:
         eval_batch_size: Rows per batch in validation and test.
-        seed: Of the order of the training rows, and of where windows begin.
+        seed: Seed of the order of the training rows, and of where windows begin.
     """
 
     eval_batch_size: int = 32
@@ -44,10 +44,10 @@ class CorpusData(TokenizedData):
     the tokenizer has them: [BOS] and [EOS], or one between documents. A single document has none.
 
     Args:
-        source: null: what the path shows, and without a path reference; reference: that of the
-            Python language, no download; txt: plain text (.txt, .md); csv, jsonl: CSV, TSV or JSON
-            Lines with a text in each row; hub: a data set of the hub with a column of texts, or
-            Parquet files. Labels beside the texts are not read.
+        source: Format of the data; null: as the path shows, or reference without a path; reference:
+            that of the Python language, no download; txt: plain text (.txt, .md); csv, jsonl: CSV,
+            TSV or JSON Lines with a text in each row; hub: a data set of the hub with a column of
+            texts, or Parquet files. Labels beside the texts are not read.
         path: File or folder to read, or a data set of the hub.
         packing: How rows are cut; windows: adjacent stretches of the whole text, from another
             offset in each epoch; documents: as many as fit into a row, without attention between
@@ -58,7 +58,7 @@ class CorpusData(TokenizedData):
         dataset: Options of the data set (not the data set itself): hub id, column, validation
             fraction.
         tokenizer: How to train one from the beginning of the training text, or a file of one.
-        loading: Size of evaluation batches, seed of the order.
+        loading: Size of evaluation batches, and seed of the order.
     """
 
     sources = DOCUMENTS

@@ -47,9 +47,10 @@ class LoadingOptions:
 
     Args:
         eval_batch_size: Images per batch in validation, test and prediction.
-        num_workers: Processes that decode, for data that do not fit; None: one per core.
+        num_workers: Processes that decode images that do not fit into `memory_limit_mb`; null: one
+            per core.
         memory_limit_mb: Decoded images up to this size, in MiB per split, are kept in memory.
-        seed: Of the order of the training images.
+        seed: Seed of the order of the training images.
     """
 
     eval_batch_size: int = 256
@@ -67,23 +68,24 @@ class ImageData(ResumableDataModule):
     `datamodules.vision.augment`.
 
     Args:
-        source: null: what the path shows, and without a path digits; digits: 1,797 embedded
-            handwritten digits; folder: your own images in train/CLASS/, or only in CLASS/, of which
-            a part is then held back for validation; csv, jsonl: files that name your images and
-            their targets; hub: a data set of the Hugging Face Hub, or Parquet files named by split.
+        source: Format of the data; null: as the path shows, or digits without a path; digits: 1,797
+            embedded handwritten digits; folder: your own images in train/CLASS/, or only in CLASS/,
+            of which a part is then held out for validation; csv, jsonl: files that name your images
+            and their targets; hub: a data set of the Hugging Face Hub, or Parquet files named by
+            split.
         path: File or folder to read, or a data set of the hub.
         image_size: Side in pixels: the shorter side is resized to it, then the centre is cropped;
             null: the images' own size, which must be the same for all.
         batch_size: Training images per step and device.
-        skip_bad: Leave out files that are not images, or corrupt; they are counted; else the
-            first one stops the run.
+        skip_bad: Skip and count files that are corrupt or not images; else the first one stops the
+            run.
         balanced: Draw each class equally often, with replacement; else an epoch takes every
             image once.
         label_fraction: Part of each class to learn from; at least one image of each, chosen by
             `loading.seed`. Validation and test stay whole.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
-        loading: Sizes of evaluation batches, workers, memory, seed of the order.
+        loading: Sizes of evaluation batches, workers, memory, and seed of the order.
     """
 
     sources: Mapping[str, type[LabelledSource[Records]]] = SOURCES
@@ -327,15 +329,15 @@ class ImageData(ResumableDataModule):
 class UnlabelledImageData(ImageData):
     """Batches of images as `ImageData`, for tasks without labels: also from a folder of images.
 
-    Such images, the source `images`, have no classes and label 0. A part is held back for
+    Such images, the source `images`, have no classes and label 0. A part is held out for
     validation, unless there are folders train/ and val/. Images of a single class folder are read
     so, too.
 
     Args:
-        source: null: what the path shows, and without a path digits; digits: 1,797 embedded
-            handwritten digits; folder: images in train/CLASS/, or only in CLASS/; images: images at
-            any depth of a folder, without classes; csv, jsonl: files that name your images; hub: a
-            data set of the Hugging Face Hub, or Parquet files named by split.
+        source: Format of the data; null: as the path shows, or digits without a path; digits: 1,797
+            embedded handwritten digits; folder: images in train/CLASS/, or only in CLASS/; images:
+            images at any depth of a folder, without classes; csv, jsonl: files that name your
+            images; hub: a data set of the Hugging Face Hub, or Parquet files named by split.
         kwargs: Those of `ImageData`.
     """
 

@@ -113,15 +113,16 @@ class MaskedTextData(TextData):
     `datamodules.tokens.masking`).
 
     Args:
-        source: null: what the path shows, and without a path reference; reference: that of the
-            Python language, no download; reviews: generated ones, no download; csv, jsonl: files
-            with a column of texts; txt: a file whose documents are separated by empty lines, or a
-            folder of files; folder: texts in train/CLASS/*.txt; hub: a data set of the hub, or
-            Parquet files named by split. Texts without labels (a split called unsupervised) are
-            trained on, too; the validation texts are those of `ReviewData` with the same options.
+        source: Format of the data; null: as the path shows, or reference without a path; reference:
+            that of the Python language, no download; reviews: generated ones, no download; csv,
+            jsonl: files with a column of texts; txt: a file whose documents are separated by empty
+            lines, or a folder of files; folder: texts in train/CLASS/*.txt; hub: a data set of the
+            hub, or Parquet files named by split. Texts without labels (a split called unsupervised)
+            are trained on, too; the validation texts are those of `ReviewData` with the same
+            options.
         path: File or folder to read, or a data set of the hub.
-        next_sentence: Pairs of spans instead of chunks of one document; in half of them the second
-            follows the first.
+        next_sentence: Read pairs of spans instead of chunks of one document; in half of them the
+            second follows the first.
     """
 
     sources = CORPORA

@@ -18,9 +18,10 @@ class PixelData(UnlabelledImageData):
     after their augmentation, on the device: `Palette.encode` of `datamodules.vision.palette`.
 
     Args:
-        palette_size: Colours at most; null: 512 (Chen 2020).
-        palette: File with a palette to take instead; palette.json of a run folder,
-            preprocessor_config.json of an ImageGPT of transformers, or their folder; null: none.
+        palette_size: Largest number of colours; null: 512 (Chen 2020).
+        palette: File with the palette to use; palette.json of a run folder,
+            preprocessor_config.json of an ImageGPT of transformers, or their folder; null: the
+            palette of the training images.
         kwargs: Those of `ImageData`.
     """
 

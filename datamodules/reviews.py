@@ -67,12 +67,12 @@ class ReviewData(TextData):
     order it was read, for prediction in `predict_samples`; then batches have no "label".
 
     Args:
-        source: null: what the path shows, and without a path reviews; reviews: generated ones, no
-            download; csv, jsonl: files with columns; folder: texts in train/CLASS/*.txt, or only in
-            CLASS/*.txt; hub: a data set of the hub, or Parquet files named by split.
-        path: File or folder to read, or a data set of the hub. A single file, and a
-            folder of only classes, is the training split, of which a part is held back for
-            validation.
+        source: Format of the data; null: as the path shows, or reviews without a path; reviews:
+            generated ones, no download; csv, jsonl: files with columns; folder: texts in
+            train/CLASS/*.txt, or only in CLASS/*.txt; hub: a data set of the hub, or Parquet files
+            named by split.
+        path: File or folder to read, or a data set of the hub. A single file, or a folder of only
+            classes, is the training split, of which a part is held out for validation.
         balanced: Draw each class equally often, with replacement; else an epoch takes every
             text once.
         label_fraction: Part of each class to learn from; at least one text, chosen by

@@ -27,12 +27,12 @@ class TextLoading:
     Args:
         eval_batch_size: Texts per batch in validation, test and prediction.
         batch_tokens: Tokens per training batch and device, with padding, instead of `batch_size`
-            texts; of pairs the tokens of the longer side.
+            texts; for pairs, tokens of the longer side.
         buckets: Put texts of similar length into a batch, so that there is little padding; else
             batches are formed from all texts.
         multiple: Batches are padded to a multiple of this many tokens, if `max_length` allows;
             texts of one such length are mixed at random.
-        seed: Of the order of the training texts.
+        seed: Seed of the order of the training texts.
     """
 
     eval_batch_size: int = 64
@@ -67,13 +67,13 @@ class TextData(TokenizedData):
 
     Args:
         batch_size: Training samples per step and device; not used if `loading.batch_tokens` is set.
-        max_length: Tokens of a sample at most, with special tokens.
-        skip_bad: Skip texts that are empty or not UTF-8; they are counted; else the first one
-            stops the run.
+        max_length: Largest number of tokens of a sample, special tokens included.
+        skip_bad: Skip and count texts that are empty or not UTF-8; else the first one stops the
+            run.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
         tokenizer: How to train one from the training texts, or a file of one.
-        loading: Sizes of evaluation batches, batches by tokens, seed of the order.
+        loading: Sizes of evaluation batches, batches by tokens, and seed of the order.
     """
 
     source: TextSource

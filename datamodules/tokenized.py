@@ -14,12 +14,11 @@ class TokenizedData(ResumableDataModule):
 
     Args:
         batch_size: Training samples per step and device.
-        max_length: Tokens of a sample at most, with special tokens.
+        max_length: Largest number of tokens of a sample, special tokens included.
         tokenizer: How to train one from the training texts, or a file of one.
         eval_batch_size: Samples per batch in validation, test and prediction.
-        seed: Of the order of the samples.
-        skip_bad: Skip texts that cannot be used; they are counted; else the first one stops the
-            run.
+        seed: Seed of the order of the samples.
+        skip_bad: Skip and count texts that cannot be used; else the first one stops the run.
     """
 
     any_length = False  # whether a model may be evaluated at another length than in training

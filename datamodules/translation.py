@@ -97,23 +97,23 @@ class TranslationData(TextData):
     lists of B texts, source and target as they were read.
 
     Args:
-        source: null: what the path shows, and without a path dates; dates: dates and numbers in
-            English and French, no download; txt: aligned files such as train.en and train.de, a
-            text on each line, also as .gz; csv: CSV or TSV with a column for each language; jsonl:
-            JSON Lines, likewise; hub: a data set of the hub, or Parquet files, with such columns or
-            a column translation.
-        path: File or folder to read, or a data set of the hub. A single file is the
-            training split, of which a part is held back for validation.
-        languages: Source and target, such as en-de; as the files or columns call them; with a colon
-            if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
+        source: Format of the data; null: as the path shows, or dates without a path; dates: dates
+            and numbers in English and French, no download; txt: aligned files such as train.en and
+            train.de, a text on each line, also as .gz; csv: CSV or TSV with a column for each
+            language; jsonl: JSON Lines, likewise; hub: a data set of the hub, or Parquet files,
+            with such columns or a column translation.
+        path: File or folder to read, or a data set of the hub. A single file is the training split,
+            of which a part is held out for validation.
+        languages: Source and target, such as en-de; they are named as files or columns are; with a
+            colon if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
         batch_size: Training pairs per step and device; not used if `loading.batch_tokens` is
             set.
-        max_length: Tokens of either side at most, special tokens among them; longer texts are
-            truncated, and counted.
+        max_length: Largest number of tokens of either side, special tokens included; longer texts
+            are truncated and counted.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.
         tokenizer: How to train them from the training texts, or files of tokenizers.
-        loading: Sizes of evaluation batches, batches by tokens, seed of the order.
+        loading: Sizes of evaluation batches, batches by tokens, and seed of the order.
     """
 
     sources = PARALLEL

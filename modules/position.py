@@ -180,7 +180,7 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        base: Of the frequencies, base^(-2i / width); None: `default_base`.
+        base: Base of the frequencies base^(-2i / width); None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
     """

@@ -24,12 +24,12 @@ class CorpusOptions(HubOptions):
     """What to know about a corpus that its files do not say.
 
     Args:
-        text_column: Column with the texts; None: text, review, sentence, content or document.
-        val_fraction: Fraction of the training text, counted in characters, that is held out for
-            validation, from its end, if the data have no validation split.
+        text_column: Column with the texts; null: text, review, sentence, content or document.
+        val_fraction: Fraction of the training text, in characters, that is held out from its end
+            for validation, if the data have no validation split.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
-        sample: Millions of characters, from the beginning of the training text, that a tokenizer
-            is trained from.
+        sample: Millions of characters from the beginning of the training text to train a tokenizer
+            on.
     """
 
     text_column: str | None = None

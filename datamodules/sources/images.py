@@ -38,13 +38,13 @@ class DatasetOptions(SourceOptions):
 
     Args:
         image_column: Column with the images, or in CSV and JSON Lines files with the names of image
-            files; None: the first that holds images, or file_name, image, path, file or filename.
-        channels: Colour channels that images are converted to, 1 or 3; None: as the data are.
-        mean: Of each channel, in [0, 1]; None: measured on the training images.
-        std: Standard deviation of each channel, likewise.
-        interpolation: How images are resized; None: bilinear.
+            files; null: the first that holds images, or file_name, image, path, file or filename.
+        channels: Colour channels that images are converted to, 1 or 3; null: as the data are.
+        mean: Mean of each channel, in [0, 1]; null: measured on the training images.
+        std: Standard deviation of each channel, in [0, 1]; null: measured on the training images.
+        interpolation: How images are resized; null: bilinear.
         crop_pct: In evaluation and prediction, the shorter side is resized to image_size /
-            crop_pct, and image_size pixels in the centre are kept; None: 1.
+            crop_pct, and image_size pixels in the centre are kept; null: 1.
     """
 
     image_column: str | None = None

@@ -20,15 +20,15 @@ class SourceOptions(HubOptions):
     """What to know about a data set that its files do not say.
 
     Args:
-        problem_type: Each sample has one class, any number of labels, or a number.
-        label_column: Column with the classes, labels or numbers; None: label, labels or the first
+        problem_type: Kind of target of each sample: one class, any number of labels, or a number.
+        label_column: Column with the classes, labels or numbers; null: label, labels or the first
             `ClassLabel`.
-        label_separator: Between the labels of a sample in a table, if they are not a list.
+        label_separator: Text between the labels of a sample in a table, if they are not a list.
         val_fraction: Fraction of the training samples of each class that is held out if the data
             have no validation split.
         split_seed: Seed of that split; independent of the seed of training, so that runs can be
             compared.
-        class_names: Names in the order of the labels, such as bad, good for 0, 1 or for 1, 2; None:
+        class_names: Names in the order of the labels, such as bad, good for 0, 1 or for 1, 2; null:
             as the data say.
     """
 

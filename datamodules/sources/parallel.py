@@ -23,7 +23,7 @@ class ParallelOptions(HubOptions):
     Args:
         source_column: Column of the source texts, or the suffix of their files; null: the name of
             the language.
-        target_column: The same of the target texts.
+        target_column: The same for the target texts.
         header: Whether the first line of a CSV or TSV file names the columns; else they are called
             1, 2, ...
         test: Name of the test files without the language, if there are several, such as

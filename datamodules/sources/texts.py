@@ -22,7 +22,7 @@ class TextDatasetOptions(SourceOptions):
     """What to know about a data set of texts that its files do not say.
 
     Args:
-        text_column: Column with the texts; None: text, review, sentence, content or document.
+        text_column: Column with the texts; null: text, review, sentence, content or document.
     """
 
     text_column: str | None = None

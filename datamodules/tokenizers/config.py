@@ -25,11 +25,12 @@ class TokenizerConfig:
     """A tokenizer to train, or a file of one.
 
     Args:
-        kind: whitespace: words separated by spaces; word: words and runs of punctuation; character:
-            single characters; bpe: byte-level BPE, for which nothing is unknown (Radford 2019);
-            wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a file this and the next
-            three are what that file says, null if it does not say.
-        vocabulary: Number of tokens at most, the 7 special tokens among them.
+        kind: Kind of tokenizer; whitespace: words separated by spaces; word: words and runs of
+            punctuation; character: single characters; bpe: byte-level BPE, for which nothing is
+            unknown (Radford 2019); wordpiece: pieces of words (Schuster 2012, Devlin 2019). With a
+            file, this and the next three options are what that file says, or null if it does not
+            say.
+        vocabulary: Largest number of tokens, the 7 special tokens included.
         min_frequency: Words, pieces or characters that occur less often are not learned.
         lowercase: Whether A and a are the same; wordpiece then drops accents, too.
         file: A `tokenizer.json`, or a folder in Hugging Face's layout, to use instead of training
@@ -72,11 +73,11 @@ class PairTokenizerConfig(TokenizerConfig):
     Args:
         joint: One tokenizer for both languages, trained from both (Sennrich 2016, 3.2); false: one
             for each, with the same options.
-        target_file: A file as `file`, for the target if it has a tokenizer of its own; there is no
-            training then.
+        target_file: File like `file`, for the target if it has a tokenizer of its own; no tokenizer
+            is then trained.
         start: Id of the token that a decoder begins with; null: [BOS]. Marian and T5 begin with
             their padding, BART with [EOS].
-        begin: Put [BOS] before each text, too, in source and target, as BART does.
+        begin: Put [BOS] before each text of source and target, as BART does.
         prompt: Text before each source that names the task, such as T5's "translate English to
             German: ".
     """

@@ -15,7 +15,7 @@ class MaskConfig:
     """Which tokens are masked, and how.
 
     Args:
-        probability: Probability of each token to be selected; of each word with `whole_words`.
+        probability: Probability that a token is selected; with `whole_words`, that a word is.
         mask: Fraction of the selected tokens that become [MASK].
         random: Fraction of the selected tokens that become a random token; the rest are not
             changed.

@@ -31,22 +31,24 @@ class GenerationConfig:
 
     Args:
         max_new_tokens: Number of new tokens at most.
-        temperature: What scores are divided by before sampling; 0: always the most likely token, of
-            equals the one with the lowest id.
+        temperature: Number that scores are divided by before sampling; 0: always the most likely
+            token, among equals the one with the lowest id.
         top_k: Sample from the k most likely tokens only (Fan 2018); null: from all.
         top_p: Sample from the most likely tokens that together have this probability (Holtzman
             2020); null: from all.
         min_p: Sample from tokens with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
-        repetition_penalty: Above 1: tokens of the sequence become less likely. Their scores are
-            divided by it if positive, and multiplied by it if negative (Keskar 2019); 1: off.
+        repetition_penalty: Penalty of tokens that the sequence already has; above 1: they become
+            less likely. Their scores are divided by it if positive, and multiplied by it if
+            negative (Keskar 2019); 1: off.
         beams: Number of sequences that beam search keeps; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long sequences.
         early_stopping: When beam search for a prompt stops: with "first" once as many sequences as
             beams are finished (True in transformers), with "likely" once no unfinished one would be
             among the best if it ended now (False), with "never" once none can be at any length.
-        seed: Of the first row's samples; the next row's is one more, unless `seeds` are given.
+        seed: Seed of the first row's samples; that of each next row is 1 higher, unless `seeds` are
+            given.
     """
 
     max_new_tokens: int = 100

@@ -18,9 +18,9 @@ class Seq2SeqConfig:
     Args:
         source_vocabulary: Size of the source vocabulary; null: to be filled in from the data.
         target_vocabulary: Size V of the target vocabulary; null: to be filled in from the data.
-        max_length: Most tokens of source and of target, with the end token: number of learned
-            positions of each side, and length of the longest translation; null: to be filled in
-            from the data.
+        max_length: Largest number of tokens of source and of target, with the end token: number of
+            learned positions of each side, and length of the longest translation; null: to be
+            filled in from the data.
         architecture: Entry of `ARCHITECTURES`; "prefix" has the decoder's blocks only, and switches
             their causal and cross_attention off.
         position: Position encoding of both sides; each has its own weights; an entry of

@@ -57,7 +57,7 @@ class ProbeOptions:
         ckpt_path: Checkpoint that `fit` wrote, or its run folder.
         path: File or folder with labelled images, as `--data.path` of `fit`; null: the images of
             the training.
-        limit: Training images at most, chosen at random.
+        limit: Largest number of training images, chosen at random.
         device: Where to compute the features; auto: on a GPU if there is one.
         output: Folder for probe.json, probe.csv and probe.png; null: beside the folder of the
             checkpoint.

@@ -20,7 +20,8 @@ class PixelSampling:
     """How pixels are sampled.
 
     Args:
-        temperature: What scores are divided by before sampling; 0: always the most likely colour.
+        temperature: Number that scores are divided by before sampling; 0: always the most likely
+            colour.
         top_k: Sample from the k most likely colours only (Fan 2018); null: from all.
         top_p: Sample from the most likely colours that together have this probability (Holtzman
             2020); null: from all.

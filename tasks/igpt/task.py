@@ -31,8 +31,8 @@ class PictureConfig(PixelSampling):
     """Images that the model generates after an evaluation.
 
     Args:
-        samples: Images that are sampled.
-        completions: Times that each of the first 8 images is completed from its upper half.
+        samples: Number of images to sample.
+        completions: Number of completions of each of the first 8 images from its upper half.
     """
 
     samples: int = 16

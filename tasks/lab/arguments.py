@@ -19,14 +19,19 @@ def add_commands(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     )
     run.add_argument("--jobs", type=int, default=1, help="Runs at once, which share the cores")
     run.add_argument("--steps", type=int, help="Optimizer steps, in place of the file's budget")
-    run.add_argument("--seeds", help="In place of the file's, as in 0,1,2")
+    run.add_argument("--seeds", help="Seeds in place of the file's, as in 0,1,2")
     config = run.add_argument(
-        "--config", action="append", default=[], help="For each run: configs/logger/wandb.yaml"
+        "--config",
+        action="append",
+        default=[],
+        help="For each run, such as configs/logger/wandb.yaml",
     )
-    run.add_argument("--dry_run", action="store_true", help="Check all, print commands, run none")
+    run.add_argument(
+        "--dry_run", action="store_true", help="Check all, print the commands, run none"
+    )
     about = "Write the report again, also of an unfinished lab."
     report = add_command(commands, "report FOLDER", about)
-    folder = report.add_argument("folder", metavar="FOLDER", help="Of `lab run`")
+    folder = report.add_argument("folder", metavar="FOLDER", help="Folder that `lab run` wrote")
     return [file, output, config, folder]
 
 

@@ -35,7 +35,7 @@ class ScoredText:
     """How to read a text to score.
 
     Args:
-        source: txt, csv, jsonl or hub; null: told from the path.
+        source: Format of `input`: txt, csv, jsonl or hub; null: as the path shows.
         text_column: Column with the texts; null: text, review, sentence, content or document.
         blank_lines: Split plain text into documents at blank lines; else each file is a document.
         skip_bad: Leave out texts that cannot be used, instead of stopping at the first.
@@ -58,7 +58,7 @@ class ScoreOptions(InferenceOptions):
     Args:
         text: Text to score instead of `input`; may be given several times.
         input: File, folder, or id of a data set of the hub: its test split if it has one, else all.
-        data: How to read it.
+        data: How to read `input`.
         output: File for what is printed; null: standard output.
         stride: Tokens between the starts of windows, from 1 (slow, exact) to the context; null:
             half the context.

@@ -39,15 +39,16 @@ class LookOptions:
         output: Folder to write: look.html, and the figures of the first 8 inputs as SVG and PNG;
             null: `look_inputs` in the run folder of the checkpoint, or `look` if it has none.
         ablate: Take out a head, as in 2.3 (layer 2, head 3, from 0), or a layer, as in 2, and show
-            how the output changes; of a translator in its decoder, or as in encoder.2.3 or, of
-            cross-attention, cross.2.3; of a Swin by its stage, as in stages.1.0.3.
+            how the output changes; for a translator, these are in the decoder, encoder.2.3 is in
+            the encoder and cross.2.3 in cross-attention; for a Swin, the stage comes first, as in
+            stages.1.0.3.
         patch: Replace what a head or a layer adds, named as in --ablate, by what it adds for
             another input, and show how the output changes.
-        patch_from: The other input, a text or an image, as long as each input; of a translator a
-            text, whose translation stays that of the input.
+        patch_from: The other input, a text or an image, as long as each input; for a translator a
+            text, which gets the translation of the input.
         figures: Also write the figures, which takes longer than the page.
         effects: Measure what each head does, by a forward pass without it.
-        samples: Number of inputs of the test split, if none are given.
+        samples: Number of inputs from the test split, if none are given.
         device: Where to compute; auto: on a GPU if there is one.
     """
 

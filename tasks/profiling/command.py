@@ -46,7 +46,7 @@ class ProfileOptions:
 
     Args:
         preset: Name of a preset, also of one that is too large to build.
-        config: Config file, as of `fit`; `--model.net.*` of `fit` replace its options.
+        config: Config file of `fit`; `--model.net.*` of `fit` replace its options.
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
         lengths: Tokens of a sample, with commas between them; for vit and mae the sides of images,
             in pixels. null: the context, and a half, a quarter and an eighth of it.
@@ -55,8 +55,9 @@ class ProfileOptions:
         batch_sizes: Samples of a batch. null: 1.
         vocabulary: Tokens of a network whose vocabulary comes from data; null: those of the
             published models.
-        repetitions: Measurements of each size, in turns, of which the median counts.
-        max_minutes: Times are left out if they are estimated to take longer.
+        repetitions: Measurements of each size, in turns; their median counts.
+        max_minutes: Largest estimated time of the measurements; times are left out if they would
+            take longer.
         device: Where to measure times; auto: on a GPU if there is one.
         output: Folder for profile.json, profile.csv and profile.png; null: none.
     """

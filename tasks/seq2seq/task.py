@@ -53,7 +53,7 @@ class DecodingConfig:
         val_beams: Beams in validation; 1: greedy.
         length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
             long translations.
-        max_new_tokens: Tokens of a translation at most; null: the network's `max_length`.
+        max_new_tokens: Largest number of tokens of a translation; null: the network's `max_length`.
     """
 
     beams: int = 5
@@ -88,8 +88,8 @@ class Seq2SeqTask(TextTask):
         net: The network. Null sizes of vocabularies and lengths come from the data.
         label_smoothing: Probability mass spread over all tokens (Szegedy 2016); from 0, below 1.
         decoding: How evaluation translates.
-        average: Last validations whose mean weights are evaluated; these are also saved, and a
-            checkpoint holds the weights of each (Vaswani 2017); null: none.
+        average: Number of last validations whose mean weights are evaluated; these are also saved,
+            and a checkpoint holds the weights of each (Vaswani 2017); null: none.
         kwargs: Those of `TextTask`.
     """
 

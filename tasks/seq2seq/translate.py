@@ -31,9 +31,9 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             text.
         output: File for what is printed; null: standard output.
         beams: Beams of beam search; 1: greedy decoding, or sampling with a temperature.
-        max_new_tokens: Maximum number of tokens of a translation, up to what the model can
+        max_new_tokens: Largest number of tokens of a translation, up to what the model can
             generate.
-        temperature: Of sampling, with 1 beam; 0: no sampling.
+        temperature: Temperature of sampling, which needs 1 beam; 0: no sampling.
         early_stopping: When beam search ends for a sentence. "likely" (False in transformers): when
             no unfinished translation would rank among the best if it ended now. "never": when none
             can rank among them any more, often at the length limit. "first" (True): when as many

@@ -26,8 +26,8 @@ class Predictor:
 
     Args:
         path: What `load` takes; relative to the folder of the process that loads it.
-        column: With texts, or with images: paths, encoded bytes, or uint8 values (H, W, C). None:
-            "text" or "image", as the model needs it.
+        column: Column with texts, or with images: paths, encoded bytes, or uint8 values (H, W, C).
+            None: "text" or "image", as the model needs it.
         probabilities: Add a column with the probabilities of all classes, (B, K), in the order of
             the model's `class_names`.
         batch_size: Samples at a time.

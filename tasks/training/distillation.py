@@ -23,13 +23,14 @@ class TeacherConfig:
     Args:
         path: A checkpoint or run folder of the same task, `hf/<model>` or a folder of such a model;
             for images also `timm/<model>` or `torchvision/<model>`; null: no teacher.
-        kind: What to learn: "soft": its probabilities at a temperature T, by T^2 KL(its || ours)
-            (Hinton 2015); "hard": its most likely class, by cross-entropy (Touvron 2021).
+        kind: What to learn; "soft": the teacher's probabilities at a temperature T, by T^2
+            KL(teacher || network) (Hinton 2015); "hard": its most likely class, by cross-entropy
+            (Touvron 2021).
         alpha: Weight of the loss of the teacher, from 0 to 1.
-        temperature: T of "soft": higher ones tell more of unlikely classes.
-        keep_outputs: Compute its logits of all training samples once, before the first step, and
-            keep them on each device, in 4 bytes * samples * classes (CIFAR-10: 2 MB, ImageNet:
-            5 GB); images must not be augmented.
+        temperature: Temperature T of "soft"; a higher one tells more of unlikely classes.
+        keep_outputs: Compute the teacher's logits of all training samples once, before the first
+            step, and keep them on each device, in 4 bytes * samples * classes (CIFAR-10: 2 MB,
+            ImageNet: 5 GB); images must not be augmented.
     """
 
     path: str | None = None
@@ -65,11 +66,16 @@ class TextTeacherConfig(TeacherConfig):
     """As `TeacherConfig`; a student of the same width can also learn the last vectors (Sanh 2019).
 
     Args:
-        path: See `TeacherConfig`.
-        kind: See `TeacherConfig`.
-        alpha: See `TeacherConfig`.
-        temperature: See `TeacherConfig`.
-        keep_outputs: See `TeacherConfig`; not together with `cosine`.
+        path: A checkpoint or run folder of the same task, `hf/<model>` or a folder of such a model;
+            null: no teacher.
+        kind: What to learn; "soft": the teacher's probabilities at a temperature T, by T^2
+            KL(teacher || network) (Hinton 2015); "hard": its most likely class, by cross-entropy
+            (Touvron 2021).
+        alpha: Weight of the loss of the teacher, from 0 to 1.
+        temperature: Temperature T of "soft"; a higher one tells more of unlikely classes.
+        keep_outputs: Compute the teacher's logits of all training samples once, before the first
+            step, and keep them on each device, in 4 bytes * samples * classes; not together with
+            `cosine`.
         cosine: Weight of 1 - cos between the vectors of each token after the last blocks (Sanh
             2019), added to the loss; needs a teacher of the same `stack.width`.
     """
