@@ -107,9 +107,12 @@ def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> 
         path = os.fsdecode(error.filename2 or error.filename)
         option = _option_of_path(path, arguments)
         message = f"{option}'{path}' cannot be used ({error.strerror}): give another path"
-        if option == "--ckpt_path: " and error.errno in READ_ONLY and not os.path.isfile(path):
-            message = f"'{path}' cannot be written ({error.strerror}): give --output"
         code = 2 if option else 1
+        has_default = "--output" not in {argument.partition("=")[0] for argument in arguments}
+        is_result = command in ("export", "look") and not os.path.isfile(path)
+        if error.errno in READ_ONLY and has_default and is_result:
+            message = f"'{path}' cannot be written ({error.strerror}): give --output"
+            code = 2
     elif isinstance(error, ModuleNotFoundError) and (lacks := core_requirement(error.name or "")):
         message = f'{error.name} is not installed: pip install "{lacks}"'
         code = 2

@@ -39,8 +39,7 @@ def open_source(
     """
     name = choose_source(sources, name, path, options)
     if name == "hub" and is_hub_id(path, sources):
-        local = options.local if options.name in (None, path) else None  # else of other data
-        options = replace(options, name=path, local=local)
+        options = replace(options, name=path, local=None)
         path = None
     source = sources[name](path, options, **more)
     source.name = name

@@ -54,7 +54,7 @@ TRAINER_OPTIONS = {  # of Lightning's, those that most runs use; its own texts a
     "max_time": "Time of training, as DD:HH:MM:SS",
     "accelerator": "Where to compute: cpu, gpu, mps or auto",
     "devices": "Number of GPUs or processes, or a list of GPUs",
-    "precision": "Precision, such as 32-true, bf16-mixed, 16-mixed or bf16-true",
+    "precision": "Such as 32-true, bf16-mixed, 16-mixed or bf16-true",
     "accumulate_grad_batches": "Batches for each optimizer step",
     "val_check_interval": "Validate every 500 batches, or 0.5 or 1.0 of an epoch",
     "limit_train_batches": "Training batches of an epoch: a fraction or a number",

@@ -20,12 +20,12 @@ def write_csv(
 ) -> None:
     """Writes columns of equal length below their names; floats get six decimals.
 
-    `others` stand last, numbers with all digits and lists as JSON; what is named like one of the
-    columns is left out.
+    `others` stand last, numbers with all digits, lists and objects as JSON; what is named like one
+    of the columns is left out.
     """
     for name, cells in without_names(others, header).items():
         header = [*header, name]
-        is_json = (float, bool, list)
+        is_json = (float, bool, list, dict)
         columns = [*columns, [text_cell(c) if type(c) in is_json else c for c in cells]]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -31,20 +31,20 @@ class OptimConfig:
         muon_lr: Peak learning rate of the matrices under "muon"; null means `lr`, since Muon's
             updates are scaled to the size of AdamW's (Liu 2025).
         momentum: Decay of Muon's running mean of gradients.
-        weight_decay: Decoupled weight decay of linear, convolution and embedding weights; biases,
-            norms, positions, class and register tokens have none.
+        weight_decay: Decoupled weight decay; of linear, convolution and embedding weights, not of
+            biases, norms, positions, class and register tokens.
         betas: Decays of AdamW's means of the gradient and its square.
         eps: Number added to AdamW's denominator.
         schedule: Learning rate after the linear warm-up; "cosine" or "linear" down to `final_lr`,
             "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
             down to `final_lr` over the last part: warm-up, stable, decay), or "constant". A run
             without end needs "noam" or "constant", with a warm-up in steps.
-        warmup: Steps of the warm-up; below 1, a fraction of all steps.
+        warmup: Steps of the warm-up, or a fraction of all steps below 1.
         final_lr: Last learning rate, as a fraction of the peak; for "cosine", "linear" and "wsd".
         decay: Fraction of all steps in which "wsd" decays.
         gradient_clip: Largest norm of the gradients of a step; larger ones are scaled down to it;
             null means no limit.
-        layer_grad_norms: Log the gradient norm of each block and of each layer outside of blocks;
+        layer_grad_norms: Log the gradient norm of each block; also of each layer outside of blocks;
             before clipping, as grad_norm/encoder.0.
         layer_decay: Factor on the learning rate for each layer down (Howard & Ruder 2018); such as
             0.9 in fine-tuning; 1 gives all layers the same.

@@ -103,3 +103,12 @@ def test_help_says_how_to_name_a_block_of_your_own(
     topic: str, is_said: bool, console: Console
 ) -> None:
     assert ("TESSERA_TRUST" in console.printed(f"fit --help {topic}")[0]) == is_said
+
+
+@pytest.mark.slow
+def test_a_block_of_your_own_replaces_none(tmp_path: Path) -> None:
+    (tmp_path / "my_blocks.py").write_text(MODULE.replace('"halved"', '"rmsnorm"'))
+    done = python(f"tasks.vit {FIT} --run_dir runs/own", tmp_path, TESSERA_TRUST="my_blocks")
+    assert done.returncode == 2 and "norm rmsnorm" in done.stderr
+    assert "choose a new name" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -297,11 +297,16 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
         reason = (str(error) or "no reason given").splitlines()[0][:160]
         local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
+        if not options.local:
+            local = (
+                f", or give --data.dataset.name {options.name} --data.dataset.local NAME for the "
+                "folder NAME below TESSERA_DATA"
+            )
         raise DataError(
             f"{options.name} is not a file or folder here, and could not be fetched from the "
             f"Hugging Face hub ({type(error).__name__}: {reason}); without network, put its "
             "parquet files into a folder and name it with --data.path FOLDER"
-            f"{local if options.local else ''}."
+            f"{local}."
         ) from error
     tables = {}
     for name, part in splits.items():

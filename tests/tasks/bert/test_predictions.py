@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from tasks.errors import UsageError
 from tasks.predictions import PredictionFile
 from tasks.problems import SingleLabel, external_targets
-from tests.helpers.command import Console, run
+from tests.helpers.command import Console, environment, run
 from tests.helpers.tiny import NET
 
 PROBABILITIES = torch.tensor([0.25, 0.75])
@@ -53,6 +55,46 @@ def test_a_text_without_text_is_refused(console: Console, best: Path) -> None:
         with pytest.raises(UsageError):
             model.predict(texts)
     assert len(model.predict(["good", "a"])) == 2
+
+
+def test_skipped_texts_are_named(console: Console, best: Path) -> None:
+    line = f'predict --ckpt_path {best} --data.skip_bad true --text good --text "" --text bad'
+    with pytest.warns(UserWarning, match="1 bad .* skipped: --text 2 of 3"):
+        out, _ = console.printed(line, "bert")
+    assert len(out.splitlines()) == 2
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_written(best: Path, tmp_path: Path) -> None:
+    """A read-only mount of the run folder, in which the commands are called."""
+    run = best.parents[1]
+    mounts = f"mount --bind {run} {run} && mount -o remount,bind,ro {run}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mounts], capture_output=True).returncode:
+        pytest.skip("folders cannot be mounted here")
+
+    def called(line: str) -> tuple[int, str, str]:
+        command = f"{mounts} && cd {run} && exec {sys.executable} -m tasks.bert {line}"
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", command],
+            capture_output=True,
+            text=True,
+            env=environment(),
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    code, out, said = called(f'predict --ckpt_path {best} --text "good"')
+    assert code == 0 and out.startswith("label"), said
+    (tmp_path / "a.txt").write_text("good\n")
+    refused = {
+        f"predict --ckpt_path {best} --input {tmp_path}/a.txt": "--output . cannot be used: you",
+        f"fit --resume {run} --trainer.max_epochs 2": "cannot be used: you may not write to it",
+        f"export --ckpt_path {best} --format safetensors": "cannot be written",
+        f"look --ckpt_path {best} --text good": "give --output",
+    }
+    for line, part in refused.items():
+        code, _, said = called(line)
+        assert code == 2 and part in said and said.count("error:") == 1, (line, said)
+        assert "--ckpt_path:" not in said
 
 
 def test_the_output_is_named_not_its_hidden_files(console: Console, best: Path) -> None:
@@ -163,6 +205,7 @@ def test_cells_of_json_stay_what_they_are(console: Console, best: Path) -> None:
         "various": ["a", [1], None],
         "large": [2**70, 1, None],
         "empty": [[{}], [], None],
+        "nested": [{"a": [1], "b": "x"}, {}, None],
     }
     rows = [dict(zip(others, cells, strict=True)) for cells in zip(*others.values(), strict=True)]
     for number, row in enumerate(rows):
@@ -174,12 +217,13 @@ def test_cells_of_json_stay_what_they_are(console: Console, best: Path) -> None:
     table = pq.read_table("out.parquet").to_pydict()
     with open("out.csv", newline="") as file:
         cells = [*csv.DictReader(file)]
+    assert not [name for name in cells[0] if name.startswith("nested.")]
     for name, column in others.items():
         found = [entry[name] for entry in entries]
         assert found == column and [*map(type, found)] == [*map(type, column)]
         texts = ["" if c is None else c if type(c) is str else json.dumps(c) for c in column]
         assert [row[name] for row in cells] == texts
-        if name in ("mixed", "various", "large", "empty"):
+        if name in ("mixed", "various", "large", "empty", "nested"):
             assert [cell or "" for cell in table[name]] == texts
         else:
             assert table[name] == column and [*map(type, table[name])] == [*map(type, column)]
