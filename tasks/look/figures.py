@@ -166,7 +166,7 @@ def draw_matrix(view: Matrix) -> Any:
     figure.subplots_adjust(hspace=0.8)
     low, high = view.limits or (float(view.values.min()), float(view.values.max()))
     if view.diverging:
-        high = float(view.values.nan_to_num().abs().max())
+        high = max(-low, high)
         low = -high
     for axis, start in zip(axes, starts, strict=True):
         part = slice(start, start + length)

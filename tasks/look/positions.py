@@ -95,7 +95,11 @@ def offset_map(bias: RelativeBias, title: str) -> Matrix:
     note = "added to the scores of a query and a key that is so many tokens below and right of it; "
     note += f"heads row by row, {across} in a row"
     below, right = "tokens below the query", "tokens right of it"
-    return Matrix(title, values, rows, columns, below, right, (), True, note, "bias")
+    low, high = float(maps.min()), float(maps.max())
+    return Matrix(
+        title, values, rows, columns, below, right,
+        diverging=low < 0, note=note, value_name="bias", limits=(low, high),
+    )  # fmt: skip
 
 
 def cut_note(position: Position, count: int) -> str:
