@@ -35,7 +35,7 @@ class ClassifierTask(Task):
     """Base of image and text tasks that predict classes, labels or numbers.
 
     Args:
-        problem_type: What a sample has: one class, any number of labels, or a number.
+        problem_type: What a sample has: a class, several labels or a number.
         label_smoothing: Probability mass spread over all classes (Szegedy 2016); from 0, below 1.
         class_weights: Weight of each class in the training loss; as a list, or by name, such as
             {spam: 3}, with 1 for other classes; balanced: rare classes weigh as much as frequent

@@ -278,7 +278,8 @@ def write_parquet(
             array = pa.array(column)
         except (ValueError, TypeError, OverflowError):  # cells of several types
             array = None
-        if array is None or "struct<>" in str(array.type):  # which Parquet does not have
+        kind = str(array.type) if array is not None else "struct<>"
+        if kind.startswith("struct<") or "struct<>" in kind:  # Parquet has none without entries
             array = pa.array([None if cell is None else text_cell(cell) for cell in column])
         arrays.append(array)
     with replacing(path) as partial:

@@ -40,11 +40,6 @@ def config_class(options: Mapping[str, Any]) -> Any:
     return ARCHITECTURES[architecture_of(options)].config
 
 
-def has_full_attention(config: ImageConfig) -> bool:
-    """Whether each token attends to all others, unlike in a Swin or an MLP-Mixer."""
-    return config.architecture == "vit" and config.stack.order != "mixer"
-
-
 def build_image_net(config: ImageConfig) -> ImageNet:
     """The network of a config whose sizes are filled in."""
     net: ImageNet = ARCHITECTURES[config.architecture].network(config)

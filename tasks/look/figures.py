@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -165,7 +166,7 @@ def draw_matrix(view: Matrix) -> Any:
     figure.subplots_adjust(hspace=0.8)
     low, high = view.limits or (float(view.values.min()), float(view.values.max()))
     if view.diverging:
-        high = float(view.values.abs().max())
+        high = max(-low, high)
         low = -high
     for axis, start in zip(axes, starts, strict=True):
         part = slice(start, start + length)
@@ -175,7 +176,7 @@ def draw_matrix(view: Matrix) -> Any:
         sides = (PLOT_FRACTION * height, PLOT_FRACTION * width)
         set_labels(axis, piece.rows, piece.columns, *sides)
         axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
-        axis.set_facecolor("lightgrey")  # right of the last column
+        axis.set_facecolor("lightgrey")  # right of the last column, and of NaN
     figure.colorbar(heat, ax=[*axes]).set_label(view.value_name, fontsize=7)
     axes[0].set_title(title_of(view), fontsize=7)
     return figure
@@ -192,7 +193,8 @@ def draw_cells(axis: Any, view: Matrix, low: float, high: float) -> Any:
         return heat
     for i in range(rows):
         for j in range(columns):
-            text = brief(view.cells[i][j]) if view.cells else f"{values[i, j]:.3g}"
+            number = "" if np.isnan(values[i, j]) else f"{values[i, j]:.3g}"
+            text = brief(view.cells[i][j]) if view.cells else number
             dark = values[i, j] > (low + high) / 2 and not view.diverging
             color = "white" if dark else "black"
             axis.text(j, i, text, ha="center", va="center", fontsize=5, color=color)

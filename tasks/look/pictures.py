@@ -1,16 +1,17 @@
 """What is shown of the models of images: weights over the picture."""
 
 import copy
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.nn.functional as F
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from modules.activations import activation_names, attention_parts, weight_names
 from modules.measures import patch_distance, token_losses
+from modules.models.swin import Swin
 from tasks.look.inspector import (
     AttentionLayers,
     ClassifierInspector,
@@ -56,51 +57,72 @@ class ImageInspector(ClassifierInspector, PictureInspector):
     model_name = "ImageClassifier"
 
 
+class Stage(NamedTuple):
+    """Tokens of a stage of a Swin. Args: side: of the grid, in tokens; size: of each, in pixels."""
+
+    side: int
+    size: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.side, self.side
+
+    def distance(self, weights: Tensor) -> Tensor:
+        """Mean distance of attention in pixels: (..., N, N) -> (...)."""
+        return patch_distance(weights, self.grid, self.size)
+
+    def picture(self, image: Tensor) -> Tensor:
+        """The image (C, S, S), filled up if 2 x 2 tokens do not fill the grid before."""
+        missing = self.side * self.size - image.shape[-1]
+        return F.pad(image, (0, missing, 0, missing))
+
+
+def stages_of(net: Swin) -> dict[str, Stage]:
+    """The stages by part, as of `attention_parts`."""
+    config = net.config
+    found = [Stage(side, config.patch_size * 2**i) for i, side in enumerate(config.grids)]
+    return dict(zip(attention_parts(net), found, strict=True))
+
+
+def window_layers(net: Swin) -> list[AttentionLayers]:
+    """The attention of each stage; warns of those that are too large, which are left out."""
+    found = []
+    for part, (side, _) in stages_of(net).items():
+        if side**2 > LARGEST_GRID:
+            rank_zero_warn(
+                f"{attention_title(part)} has {side**2:,} tokens: look shows the attention of "
+                f"at most {LARGEST_GRID:,}, so that of this stage is left out"
+            )
+            continue
+        names = grid_labels(side, side)
+        found.append(AttentionLayers(part, names, names))
+    return found
+
+
 class WindowInspector(ImageInspector):
     """Views of Swins: attention in windows, of each stage in the grid of its own."""
 
-    @property
-    def stages(self) -> dict[str, tuple[int, int]]:
-        """Part, as of `attention_parts`: side of the grid in tokens, of a token in pixels."""
-        config = self.net.config
-        sizes = [(side, config.patch_size * 2**i) for i, side in enumerate(config.grids)]
-        return dict(zip(attention_parts(self.net), sizes, strict=True))
-
     def attention_layers(self, *inputs: Any) -> list[AttentionLayers]:
-        found = []
-        for part, (side, _) in self.stages.items():
-            if side**2 > LARGEST_GRID:
-                warnings.warn(
-                    f"{attention_title(part)} has {side**2:,} tokens: look shows the attention of "
-                    f"at most {LARGEST_GRID:,}, so that of this stage is left out",
-                    stacklevel=2,
-                )
-                continue
-            names = grid_labels(side, side)
-            found.append(AttentionLayers(part, names, names))
-        return found
+        return window_layers(self.net)
 
     def activations(self, inputs: Sequence[Any]) -> dict[str, Tensor]:
         """As in the base class, without weights that are not shown."""
         names = {*activation_names(self.net)}
-        for part, (side, _) in self.stages.items():
+        for part, (side, _) in stages_of(self.net).items():
             if side**2 > LARGEST_GRID:
                 names -= {*weight_names(self.net, part)}
         return self.model.activations(*inputs, names=[*names])
 
     def mean_distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
-        side, size = self.stages[layers.part]
-        return patch_distance(weights, (side, side), size)
+        return stages_of(self.net)[layers.part].distance(weights)
 
     def heads(
         self, title: str, weights: Tensor, layers: AttentionLayers, inputs: Sequence[Any]
     ) -> Heads:
-        side, size = self.stages[layers.part]
-        image = self.model.pixels(inputs[0])  # (C, S, S)
-        missing = side * size - image.shape[-1]  # if 2 x 2 tokens do not fill the grid before
-        image = F.pad(image, (0, missing, 0, missing))
+        stage = stages_of(self.net)[layers.part]
+        image = stage.picture(self.model.pixels(inputs[0]))
         view = Inspector.heads(self, title, weights, layers, inputs)
-        return replace(view, image=image, grid=(side, side))
+        return replace(view, image=image, grid=stage.grid)
 
 
 class EncoderInspector(PictureInspector):

@@ -5,10 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.measures import cosine_similarity
 from modules.position import Position, grid_positions
+from modules.windows import RelativeBias
 from tasks.look.views import Curves, Matrix, View
 from tasks.vit.attend import grid_labels
 
@@ -27,6 +29,9 @@ def position_views(net: nn.Module) -> list[View]:
             tables = [p.shape[-1] for p in part.parameters() if p.ndim > 1]
             stack: Any = net.get_submodule(f"{name.removesuffix('position')}stack").config
             views += views_of(part, title, max(tables, default=stack.width), stack.causal)
+        if isinstance(part, RelativeBias):
+            _, stage, _, _, layer, *_ = name.split(".")  # stages.0.stack.blocks.1.attention.bias
+            views.append(offset_map(part, f"stage {stage}, layer {layer}: bias of each head"))
     return views
 
 
@@ -73,6 +78,28 @@ def bias_matrices(
     for head, values in enumerate(bias[:, :count, :count].float().cpu()):
         caption = f"{title}: bias of head {head}"
         yield Matrix(caption, values, names, names, "query", "key", (), True, note, "bias")
+
+
+def offset_map(bias: RelativeBias, title: str) -> Matrix:
+    """Heat maps of the bias of each head over the offsets in a window, T of them in a square."""
+    maps = bias.offsets().float().cpu().flip(0, 1).permute(2, 0, 1)  # (H, D, D), of key - query
+    heads, side, _ = maps.shape
+    across = math.ceil(math.sqrt(heads))
+    down = math.ceil(heads / across)
+    lines = (0, 1, 0, 1, 0, across * down - heads)  # between heads, and no heads at the end
+    tiles = F.pad(maps, lines, value=math.nan)  # (T, D + 1, D + 1)
+    tiles = tiles.unflatten(0, (down, across)).transpose(1, 2)  # (down, D + 1, across, D + 1)
+    values = tiles.flatten(2).flatten(0, 1)[:-1, :-1]  # (down (D + 1) - 1, across (D + 1) - 1)
+    names = [*(str(offset - side // 2) for offset in range(side)), ""]
+    rows, columns = ((names * count)[:-1] for count in (down, across))
+    note = "added to the scores of a query and a key that is so many tokens below and right of it; "
+    note += f"heads row by row, {across} in a row"
+    below, right = "tokens below the query", "tokens right of it"
+    low, high = float(maps.min()), float(maps.max())
+    return Matrix(
+        title, values, rows, columns, below, right,
+        diverging=low < 0, note=note, value_name="bias", limits=(low, high),
+    )  # fmt: skip
 
 
 def cut_note(position: Position, count: int) -> str:

@@ -8,8 +8,9 @@ from datamodules.tokenizers import Tokenizer
 from modules.activations import attention_parts
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.measures import patch_distance, token_distance
+from modules.models.swin import Swin
 from tasks.look.inspector import AttentionLayers
-from tasks.look.pictures import with_last_key
+from tasks.look.pictures import stages_of, window_layers, with_last_key
 from tasks.look.views import Heads
 from tasks.seq2seq.attend import token_labels
 from tasks.vit.attend import grid_labels, patch_labels
@@ -42,7 +43,7 @@ class Subject:
         names = token_labels(tokenizer, self.batch["tokens"][0].tolist())
         return [AttentionLayers("", names, names)]
 
-    def distance(self, weights: Tensor) -> Tensor:
+    def distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         """Mean distance of self-attention: (L, H, N, N) -> (L, H)."""
         return token_distance(weights)
 
@@ -71,7 +72,7 @@ class ImageSubject(Subject):
         names = patch_labels(self.net.config)
         return [AttentionLayers("", names, names)]
 
-    def distance(self, weights: Tensor) -> Tensor:
+    def distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         return patch_distance(weights, self.net.config.grid, self.net.config.patch_size)
 
     def heads(
@@ -80,6 +81,26 @@ class ImageSubject(Subject):
         image = self.batch["image"][0].cpu()
         grid = self.net.config.grid
         return Heads(title, weights, layers.queries, layers.keys, steps, image, grid)
+
+
+class WindowSubject(ImageSubject):
+    """An image for a Swin: attention in windows, of each stage in the grid of its own."""
+
+    def run(self) -> None:
+        self.net.features(self.task.normalised(self.batch["image"]))
+
+    def attention_layers(self) -> list[AttentionLayers]:
+        return window_layers(self.net)
+
+    def distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
+        return stages_of(self.net)[layers.part].distance(weights)
+
+    def heads(
+        self, title: str, weights: Tensor, layers: AttentionLayers, steps: list[str]
+    ) -> Heads:
+        stage = stages_of(self.net)[layers.part]
+        image = stage.picture(self.batch["image"][0].cpu())
+        return Heads(title, weights, layers.queries, layers.keys, steps, image, stage.grid)
 
 
 class PixelSubject(Subject):
@@ -99,7 +120,7 @@ class PixelSubject(Subject):
         names = grid_labels(*self.grid)
         return [AttentionLayers("", names, ["start", *names])]
 
-    def distance(self, weights: Tensor) -> Tensor:
+    def distance(self, weights: Tensor, layers: AttentionLayers) -> Tensor:
         return patch_distance(with_last_key(weights), self.grid, 1)
 
     def heads(
@@ -158,6 +179,13 @@ class PairSubject(Subject):
             AttentionLayers("encoder", source, source),
             AttentionLayers("decoder", read, read),
         ]
+
+
+def subject_of(task: Any, batch: dict[str, Any]) -> Subject:
+    """The subject of a task; arguments as of `Subject`."""
+    if isinstance(task.net, Swin):
+        return WindowSubject(task, batch)
+    return SUBJECTS[task.name](task, batch)
 
 
 SUBJECTS: dict[str, type[Subject]] = {

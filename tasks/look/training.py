@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tasks.errors import UsageError
 from tasks.lightning_patches import is_accumulating, logged_step
 from tasks.look.figures import draw_lines, draw_tiles, save_figure
 from tasks.look.page import render
-from tasks.look.subjects import SUBJECTS, Subject
+from tasks.look.subjects import SUBJECTS, Subject, subject_of
 from tasks.look.views import Curves, Heads, Sample
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.media import log_media, media_loggers
@@ -89,7 +90,7 @@ class TrainingLook(Callback):
                 self.batch = first_sample(trainer.datamodule.dataset("val"))  # type: ignore[attr-defined]
         tensors = {name: x for name, x in self.batch.items() if isinstance(x, Tensor)}
         on_device = {name: value.to(task.device) for name, value in tensors.items()}
-        self.subject: Subject = SUBJECTS[task.name](task, on_device)
+        self.subject = subject_of(task, on_device)
         self.batch = self.subject.batch
         self.attention_layers = self.subject.attention_layers()
 
@@ -132,6 +133,7 @@ class TrainingLook(Callback):
     def attention(self, trainer: pl.Trainer) -> list[Tensor]:
         """The weights of each kind of attention, (L, H, N, M)."""
         net = self.subject.net
+        every = [weight_names(net, layers.part) for layers in self.attention_layers]
         was_training = net.training
         net.eval()
         try:
@@ -139,12 +141,11 @@ class TrainingLook(Callback):
                 torch.compiler.set_stance("force_eager"),
                 trainer.precision_plugin.val_step_context(),
                 float32_by_default(),
-                recorded(net, "*attention.weights") as found,
+                recorded(net, *chain(*every)) as found,
             ):
                 self.subject.run()
         finally:
             net.train(was_training)
-        every = [weight_names(net, layers.part) for layers in self.attention_layers]
         return [torch.cat([found[name] for name in names]).float().cpu() for names in every]
 
     def measures(self, weights: Sequence[Tensor]) -> dict[str, float]:
@@ -155,7 +156,7 @@ class TrainingLook(Callback):
             part = layers.part if is_self else "cross-attention"
             measures = {"entropy": entropy(one).mean((-1, -2))}  # (L,)
             if is_self:
-                measures["distance"] = self.subject.distance(one).mean(-1)  # (L,)
+                measures["distance"] = self.subject.distance(one, layers).mean(-1)  # (L,)
             for measure, by_layer in measures.items():
                 for layer, value in enumerate(by_layer.tolist()):
                     values[curve_name(measure, part, layer)] = value
@@ -223,20 +224,17 @@ class TrainingLook(Callback):
             "distance": f"{self.subject.unit}, mean over heads and queries",
             "gradient norm": "norm, before clipping",
         }
-        return [
-            Curves(
-                f"{measure} by layer",
-                self.steps,
-                {
-                    name.removeprefix(f"{measure}/"): line
-                    for name, line in self.curves.items()
-                    if name.startswith(f"{measure}/")
-                },
-                "optimizer step",
-                unit,
-            )
-            for measure, unit in units.items()
-        ]
+        views = []
+        for measure, unit in units.items():
+            lines = {
+                name.removeprefix(f"{measure}/"): line
+                for name, line in self.curves.items()
+                if name.startswith(f"{measure}/")
+            }
+            if lines:  # a Swin whose stages are all too large has gradients only
+                title = f"{measure} by layer"
+                views.append(Curves(title, self.steps, {**lines}, "optimizer step", unit))
+        return views
 
     def head_views(self) -> list[Heads]:
         """The attention of the sample over the steps."""

@@ -36,7 +36,8 @@ class Matrix:
     """Numbers (R, C) as colours, with labels; `cells` are texts to write into them.
 
     `diverging`: white is 0, and the sign is a colour. `value_name` is what the numbers are, and
-    `limits` are the ends of the colours; None: the least and the largest number.
+    `limits` are the ends of the colours; None: the least and the largest number. With limits,
+    numbers may be NaN, which is grey.
     """
 
     title: str

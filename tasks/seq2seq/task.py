@@ -88,7 +88,7 @@ class Seq2SeqTask(TextTask):
         net: The network. Null sizes of vocabularies and lengths come from the data.
         label_smoothing: Probability mass spread over all tokens (Szegedy 2016); from 0, below 1.
         decoding: How evaluation translates.
-        average: Number of last validations whose mean weights are evaluated; these are also saved,
+        average: Last validations whose mean weights are evaluated; these are also saved,
             and a checkpoint holds the weights of each (Vaswani 2017); null: none.
         kwargs: Those of `TextTask`.
     """

@@ -16,6 +16,7 @@ from datamodules.utils.random_numbers import rand_of_seeds
 from datamodules.vision.augment import normalise
 from datamodules.vision.decoding import ResizeAndCrop, TooManyPixels, decode, pixels_of
 from datamodules.vision.views import VIEWS, ViewsName, average_over_views
+from modules.activations import attention_parts, weight_names
 from modules.models.images import ImageNet
 from modules.models.mae import MaskedAutoencoder
 from modules.models.swin import Swin
@@ -24,7 +25,7 @@ from modules.record import AttentionRecord
 from tasks.mae.pictures import three_pictures
 from tasks.predictions import AnyPrediction
 from tasks.tracking.report import format_count
-from tasks.vit.attend import patch_labels, rollout
+from tasks.vit.attend import grid_labels, patch_labels, rollout
 
 from .models import (
     Attention,
@@ -105,14 +106,31 @@ class ImageModel(Model):
         return stack_rows(found)
 
     @torch.no_grad()
-    def attention(self, image: OneImage | Array) -> Attention:
+    def attention(self, image: OneImage | Array, stage: int = -1) -> Attention:
         """Weights of all layers and heads for one image, (L, H, N, N).
 
         The N tokens are class and register tokens, then patches, named "row,column", both from 1.
-        Raises `UsageError` if the network has no attention between all tokens, as a Swin.
+        Those of a Swin are the tokens of a stage, with weights 0 between windows; rows sum to less
+        than 1 where windows reach beyond its grid.
+
+        Args:
+            image: As the class describes.
+            stage: Of a Swin, whose stages have L, H and N of their own: the number, from 0; -1: the
+                last. N^2 weights of a head are 40 MB in the first stage of a `swin_tiny`.
+
+        Raises:
+            UsageError: The network has no attention, or no such stage.
         """
+        parts = [*attention_parts(self.net)] if isinstance(self.net, Swin) else [""]
+        if not -len(parts) <= stage < len(parts):
+            found = format_count(len(parts), "stage")
+            raise UsageError(f"stage is {stage}, but this network has {found}, counted from 0")
         if isinstance(self.net, Swin):
-            raise no_attention()
+            names = weight_names(self.net, parts[stage])
+            side = self.net.config.grids[stage]
+            labels = grid_labels(side, side)
+            weights = [*self.activations(image, names=names).values()]
+            return Attention(torch.stack(weights), labels, labels)
         record = AttentionRecord()
         self.net.tokens(self._normalised_one(image), record)
         labels = patch_labels(self.net.config)
@@ -249,7 +267,8 @@ class ImageClassifier(ImageModel, Classifier):
     def attention_map(self, image: OneImage | Array) -> Tensor:
         """Attention of one image to each patch over all layers (rollout, Abnar & Zuidema 2020).
 
-        (rows of patches, columns of patches), which sum to 1. Raises `UsageError` as `attention`.
+        (rows of patches, columns of patches), which sum to 1. Raises `UsageError` if the network
+        has no attention between all tokens, as a Swin.
         """
         found = rollout(self.net, self._normalised_one(image))  # (1, rows, columns)
         if found is None:

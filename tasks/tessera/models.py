@@ -277,7 +277,7 @@ def no_attention() -> UsageError:
     """Returns the error of a network without attention between all tokens."""
     return UsageError(
         "this network has no attention between all tokens, as it is a Swin or its stack.order is "
-        '"mixer": `activations` returns what is inside, also the weights in windows'
+        '"mixer": `activations` returns what is inside, and `attention` the weights of a Swin'
     )
 
 

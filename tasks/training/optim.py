@@ -39,7 +39,7 @@ class OptimConfig:
             "noam" (inverse square root of the step, Vaswani 2017), "wsd" (level, then
             down to `final_lr` over the last part: warm-up, stable, decay), or "constant". A run
             without end needs "noam" or "constant", with a warm-up in steps.
-        warmup: Steps of the warm-up, or a fraction of all steps below 1.
+        warmup: Warm-up in steps, or below 1 as a fraction of all steps.
         final_lr: Last learning rate, as a fraction of the peak; for "cosine", "linear" and "wsd".
         decay: Fraction of all steps in which "wsd" decays.
         gradient_clip: Largest norm of the gradients of a step; larger ones are scaled down to it;

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from datamodules.images import ImageData
 from datamodules.vision.views import ViewsName, average_over_views
-from modules.models.images import ImageNet, architecture_of, build_image_net, has_full_attention
+from modules.models.images import ImageNet, architecture_of, build_image_net
 from modules.models.swin import SWIN_PRESETS, SwinConfig
 from modules.models.vit import VIT_PRESETS, ViTConfig
 from tasks.base import Batch, StepOutput
@@ -87,12 +87,13 @@ class ViTTask(ImageTask, ClassifierTask):
     ) -> None:
         """Refuses a file of weights whose architecture is not known, unless options describe it.
 
-        Also `--look_every` for a network without attention between all tokens.
+        Also `--look_every` for a network without attention.
         """
-        if options.get("look_every") is not None and not has_full_attention(options.model.net):
+        is_mixer = options.model.net.stack.order == "mixer"
+        if options.get("look_every") is not None and is_mixer:
             raise UsageError(
-                "--look_every: the network has no attention between all tokens, as it is a Swin or "
-                'its stack.order is "mixer": leave it out; `look` shows a Swin after its training'
+                '--look_every: the network has no attention, as its stack.order is "mixer": leave '
+                "it out"
             )
         if options.model.pretrained is not None:
             from tasks.vit.architectures import check_described

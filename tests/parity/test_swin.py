@@ -11,7 +11,9 @@ import torch
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor
+from transformers import SwinModel, Swinv2Model
 
+from modules.config import StackConfig
 from modules.models.images import config_class
 from modules.models.swin import SWIN_PRESETS, Swin, SwinConfig, second_version
 from modules.pretrained.swin import (
@@ -78,6 +80,80 @@ def assert_equal(net: Swin, theirs: Any) -> None:
 PUBLISHED = {f"swin_{size}": f"swin_{size}_patch4_window7_224" for size in SIZE_NAMES} | {
     f"swinv2_{size}": f"swinv2_{size}_window8_256" for size in SIZE_NAMES[:3]
 }
+
+
+THEIR_NAMES = {  # of Hugging Face's files, for timm's
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "patch_embed.norm": "embeddings.norm",
+    "attn.proj": "attention.output.dense",
+    "attn.": "attention.self.",
+    "cpb_mlp": "continuous_position_bias_mlp",
+    "q_bias": "query.bias",
+    "v_bias": "value.bias",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "layers.1.downsample": "layers.0.downsample",
+}
+
+
+def hugging_face_weights(net: Swin) -> dict[str, Tensor]:
+    """Weights of a Swin of two stages under the names of Hugging Face's files."""
+    found = {}
+    for name, value in TIMM_SWIN.weights_to_external(net.state_dict(), net.config).items():
+        for old, new in THEIR_NAMES.items():
+            name = name.replace(old, new)
+        name = f"encoder.{name}" if name.startswith("layers") else name
+        name = f"layernorm{name.removeprefix('norm')}" if name.startswith("norm") else name
+        if ".qkv." in name:
+            for part, piece in zip(("query", "key", "value"), value.chunk(3), strict=True):
+                found[name.replace("qkv", part)] = piece
+        else:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("kind", [SwinModel, Swinv2Model])
+@pytest.mark.parametrize("depths", [(1, 2), (2, 1)], ids=str)
+def test_attention_is_hugging_faces(kind: Any, depths: tuple[int, int]) -> None:
+    """Which has that of the last block of each stage; the second block of stage 0 is shifted."""
+    stack = StackConfig(8, 3, 2, norm_eps=1e-5)
+    config = SwinConfig(12, 2, 1, 5, depths=depths, window_size=3, stack=stack)
+    net = randomise(Swin(config if kind is SwinModel else second_version(config)))
+    sizes: Any = {"image_size": 12, "patch_size": 2, "num_channels": 1, "embed_dim": 8}
+    sizes |= {"depths": depths, "num_heads": (2, 4), "window_size": 3}
+    theirs, report = kind.from_pretrained(
+        None,
+        config=kind.config_class(**sizes),
+        state_dict=hugging_face_weights(net),
+        attn_implementation="eager",
+        output_loading_info=True,
+    )
+    assert not report["missing_keys"]
+    metadata = {**METADATA, "channels": 1, "mean": [0.5], "std": [0.5], "image_size": 12}
+    model = tessera.ImageClassifier(net, metadata, "swin")
+    image = torch.randint(0, 256, (1, 12, 12), dtype=torch.uint8)
+    with torch.no_grad():
+        pixels = (image[None] / 255 - 0.5) / 0.5
+        expected = theirs(pixels, output_attentions=True).attentions
+    assert len(expected) == 2
+    for stage, windows in enumerate(expected):  # (W, H, A, A)
+        weights, queries, keys = model.attention(image, stage)
+        side = 6 // 2**stage
+        assert queries == keys and queries[side + 1] == "2,2"
+        place = (torch.arange(side) + int(stage == 0 and depths[0] == 2)) % side
+        tokens = place[:, None] * side + place  # (G, G), as the windows are cut
+        parts = [part.flatten() for rows in tokens.split(3) for part in rows.split(3, 1)]
+        placed = torch.zeros(len(windows[0]), side**2, side**2)
+        for part, one in zip(parts, windows, strict=True):
+            placed[:, part[:, None], part] = one
+        assert len(weights) == depths[stage]
+        torch.testing.assert_close(weights[-1], placed, atol=1e-5, rtol=0)
+    last = model.attention(image)
+    assert torch.equal(last.weights, weights) and last.queries == queries
+    with pytest.raises(UsageError, match="stage is 2"):
+        model.attention(image, 2)
 
 
 @pytest.mark.parametrize("name", slow_except(["swin_tiny", "swinv2_tiny"], PUBLISHED))

@@ -132,6 +132,8 @@ def test_images_are_labelled_as_by_predict(
     assert weights.shape == (1, 2, len(queries), len(keys))
     close(weights.sum(-1), torch.ones(weights.shape[:-1]))
     close(model.attention_map(grey).sum(), torch.ones(()))
+    with pytest.raises(UsageError, match="stage is 1, but this network has 1 stage"):
+        model.attention(grey, stage=1)
 
 
 def test_texts_are_labelled_as_by_predict(

@@ -1,6 +1,7 @@
 """The views of position encodings."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,10 +9,13 @@ import torch
 from modules.config import StackConfig
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.models.seq2seq import Seq2Seq, Seq2SeqConfig
+from modules.models.swin import Swin, SwinConfig, second_version
 from modules.position import build_position
+from tasks.look.figures import draw_matrix
+from tasks.look.page import encoded
 from tasks.look.positions import LONGEST, LONGEST_BIAS, position_views, views_of
 from tasks.look.views import Curves, Matrix
-from tests.helpers.tiny_models import CROSS, STACK, close
+from tests.helpers.tiny_models import CROSS, STACK, close, shaken
 
 
 @pytest.mark.parametrize("kind", ["alibi", "t5"])
@@ -56,3 +60,33 @@ def test_encodings_that_are_cut_say_so(kind: str) -> None:
         for view in views:
             assert isinstance(view, Matrix | Curves)
             assert (f"first 256 of {length} positions" in view.note) == (length > LONGEST)
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_biases_of_a_swin_are_maps_of_offsets(is_second: bool) -> None:
+    """Of each block, with those of H heads in a square: the score of each query and key has it."""
+    config = SwinConfig(12, 2, 1, 3, depths=(1, 2), window_size=3, stack=StackConfig(12, 3, 3))
+    net = shaken(Swin(second_version(config) if is_second else config))
+    views = position_views(net)
+    titles = [
+        f"stage {name}: bias of each head" for name in ("0, layer 0", "1, layer 0", "1, layer 1")
+    ]
+    assert [view.title for view in views] == titles
+    blocks: Any = [block for stage in net.stages for block in stage.stack.blocks]
+    for view, block in zip(views, blocks, strict=True):
+        assert isinstance(view, Matrix)
+        bias = block.attention.bias().detach()  # (H, A, A)
+        across = {3: 2, 6: 3}[len(bias)]
+        maps = view.values.unfold(0, 5, 6).unfold(1, 5, 6).flatten(0, 1)  # without lines: (T, 5, 5)
+        assert maps.shape[0] == 2 * across and f"{across} in a row" in view.note
+        for query in range(9):
+            for key in range(9):
+                down, right = key // 3 - query // 3, key % 3 - query % 3
+                assert (view.rows[down + 2], view.columns[right + 2]) == (str(down), str(right))
+                close(maps[: len(bias), down + 2, right + 2], bias[:, query, key])
+        assert maps[len(bias) :].isnan().all() and view.values[5].isnan().all()
+        assert encoded(view, 255)["values"][5] == [None] * (6 * across - 1)
+        (heat,) = draw_matrix(view).axes[0].images
+        low, high = float(bias.min()), float(bias.max())  # 16 sigmoid is positive
+        ends = (low, high) if is_second else (-max(-low, high), max(-low, high))
+        assert (heat.norm.vmin, heat.norm.vmax) == pytest.approx(ends)

@@ -11,7 +11,7 @@ import torch
 from scipy.stats import entropy
 
 from tasks.look.inspector import Interventions
-from tasks.look.inspectors import INSPECTORS
+from tasks.look.inspectors import INSPECTORS, inspector_of
 from tasks.look.page import png
 from tasks.look.training import look_callback
 from tasks.look.views import Heads, Matrix
@@ -29,6 +29,11 @@ from tests.tasks.look.test_page import needs_browser
 from tests.tasks.tracking.test_wandb import KILL_AFTER_SENDING
 
 FEW = "--trainer.limit_train_batches 4 --trainer.limit_test_batches 0 --trainer.limit_val_batches 1"
+SWIN = (
+    f"{FEW} --trainer.max_epochs 1 --preset swin_cifar --data.source digits --data.batch_size 16 "
+    "--model.net.image_size 9 --model.net.patch_size 1 --model.net.window_size 3 "
+    "--model.net.depths [2,1] --model.net.stack.depth 3 --model.net.stack.width 8"
+)
 BOTH = " ".join(f"--config {ROOT}/configs/logger/{name}.yaml" for name in ("wandb", "tensorboard"))
 TWO = "--trainer.accelerator cpu --trainer.devices 2 --trainer.strategy"
 GPUS = "import tasks.distributed.launch as l; l.GPU_STRATEGIES = set()"  # as if there were some
@@ -79,6 +84,46 @@ def test_images_as_look_sees_them(task: str, tmp_path: Path) -> None:
     figures = {path.name for path in (folder / "look").glob("*-by-layer.*")}
     names = ("entropy", "distance", "gradient-norm")
     assert figures == {f"{name}-by-layer.{end}" for name in names for end in ("png", "svg")}
+
+
+def test_windows_as_look_sees_them(tmp_path: Path) -> None:
+    """Of each stage of a Swin, in the grid of its own."""
+    assert run(f"fit {SWIN} --look_every 2 --run_dir r") == 0
+    model = tessera.load("r/checkpoints/last.ckpt", kind=tessera.ImageClassifier)
+    image = checkpoint("r")["callbacks"]["TrainingLook"]["batch"]["image"][0]
+    tabs = inspector_of("vit", model).sample("", (image,), Interventions(effects=False)).tabs
+    values = curves(Path("r"))
+    assert values["step"] == [2, 4]
+    for stage, heads in enumerate(tabs["attention"]):
+        assert isinstance(heads, Heads) and heads.image is not None
+        found = shown(Path("r"))["attention"][stage]
+        assert found["title"] == f"{heads.title} over the training"
+        assert (found["keys"], found["grid"]) == (heads.keys, [*(heads.grid or ())])
+        assert found["image"] == png(heads.image)
+        close(unpacked(found)[-1], heads.weights[0], atol=0.005)
+        for view in tabs["heads"][2 * stage : 2 * stage + 2]:
+            assert isinstance(view, Matrix)
+            measure = "entropy" if view.title.startswith("entropy") else "distance"
+            for layer, expected in enumerate(view.values.mean(-1).tolist()):
+                name = f"{measure}/stages.{stage} layer {layer}"
+                assert values[name][-1] == pytest.approx(expected, abs=1e-5)
+                assert min(values[f"gradient norm/stages.{stage} layer {layer}"]) > 0
+
+
+@pytest.mark.parametrize("depths", ["[2,1]", "[3]"])
+def test_stages_of_many_tokens_have_gradients_only(depths: str, tmp_path: Path) -> None:
+    line = f"fit {SWIN} --model.net.image_size 33 --model.net.depths {depths} --look_every 4"
+    with pytest.warns(UserWarning, match="1,089 tokens"):
+        assert run(f"{line} --run_dir r") == 0
+    names = {"step", *(f"gradient norm/layer {layer}" for layer in range(3))}
+    if depths == "[2,1]":
+        names = {f"gradient norm/stages.{one}" for one in ("0 layer 0", "0 layer 1", "1 layer 0")}
+        names |= {"step", "entropy/stages.1 layer 0", "distance/stages.1 layer 0"}
+    assert {*curves(Path("r"))} == names
+    titles = ["self-attention in windows of stage 1 over the training"] * (depths == "[2,1]")
+    assert [view["title"] for view in shown(Path("r")).get("attention", [])] == titles
+    measures = {view["title"].removesuffix(" by layer") for view in shown(Path("r"))["curves"]}
+    assert measures == {name.partition("/")[0] for name in names - {"step"}}
 
 
 def test_pixels_as_look_sees_them(tmp_path: Path) -> None:

@@ -145,7 +145,6 @@ def test_bad_input(console: Console) -> None:
         f"{FIT} --model.net.stack.attention additive": ("additive",),
         f"{FIT} --model.pretrained timm/vit_tiny_patch16_224 {NET} --data.dataset.mean [0.5] "
         "--data.dataset.std [0.5]": ("architecture is vit",),
-        f"{FIT} --look_every 2": ("--look_every", "Swin"),
     }
     for line, names in refused.items():
         console.refused(line, *names)
