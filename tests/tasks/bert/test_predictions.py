@@ -97,6 +97,23 @@ def test_a_folder_that_cannot_be_written(best: Path, tmp_path: Path) -> None:
         assert "--ckpt_path:" not in said
 
 
+@pytest.mark.parametrize("given", ["--text", "--input"])
+def test_a_long_text_is_cut_and_said(given: str, console: Console, best: Path) -> None:
+    """The model reads the first 62 words, between [CLS] and [SEP]."""
+
+    def answer(text: str) -> dict[str, str]:
+        Path("in.txt").write_text(text)
+        value = f"'{text}'" if given == "--text" else "in.txt"
+        console.printed(f"predict --ckpt_path {best} {given} {value} --output out.csv", "bert")
+        (row,) = csv.DictReader(Path("out.csv").read_text().splitlines())
+        return {name: row[name] for name in row.keys() - {"text"}}
+
+    said = "1 of 1 texts: truncated to 64 tokens, keeping the head"
+    with pytest.warns(UserWarning, match=said):
+        cut = answer("good " * 200)
+    assert cut == answer("good " * 62) != answer("good " * 61)
+
+
 def test_the_output_is_named_not_its_hidden_files(console: Console, best: Path) -> None:
     Path("lines.txt").write_text("good\n")
     name = f"{246 * 'a'}.csv"  # 255 characters are allowed, and hidden files have more

@@ -1,6 +1,7 @@
 """Laboratories as real processes: refused files, failing runs, kills, locks and full disks."""
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,15 +16,17 @@ from tasks.lab.__main__ import main
 from tasks.lab.plan import Run, make_plan, save_plan
 from tasks.lab.runner import Job, Runner
 from tasks.lab.spec import read_lab
-from tasks.lab.state import error_of, log_file, run_folder
+from tasks.lab.state import error_of, failure_file, log_file, run_folder
+from tasks.tracking.csv_files import write_csv
 from tests.helpers.command import ROOT, Capture, Patch
 from tests.helpers.labs import LAB, rows, start, write_lab
 from tests.helpers.results import summary
 from tests.helpers.wandb_files import records
 
 
-def stamps() -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in Path("out").rglob("summary.json")}
+def stamps(folder: Path) -> dict[Path, int]:
+    """When each file of a folder was last written, in ns."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
@@ -120,6 +123,8 @@ def test_a_failing_run_among_good_ones_and_what_is_written() -> None:
     process = start("run lab.yaml --output out --config configs/logger/wandb.yaml")
     out, err = process.communicate(timeout=500)
     assert process.returncode == 0, err
+    finished = "finished lr=good,seed=0; 1 of 2 runs are finished; about "
+    assert [line for line in out.splitlines() if line.startswith(finished)]
     good, bad = rows()
     assert (good["state"], bad["state"]) == ("finished", "failed")
     assert "NaN" in bad["error"] and "NaN" in Path("out/report.md").read_text()
@@ -147,21 +152,26 @@ def test_a_lab_whose_runs_all_fail_exits_with_1() -> None:
 
 @pytest.mark.slow
 def test_a_killed_lab_resumes_and_keeps_what_is_finished() -> None:
-    write_lab(budget={"steps": 60})
+    write_lab(budget={"steps": 100})
     process = start("run lab.yaml --output out")
-    second = Path("out/runs/order=post,seed=0/config.yaml")
-    wait_for(second.exists, process)
+    first, second = (Path(f"out/runs/order={order},seed=0") for order in ("pre", "post"))
+    wait_for((second / "checkpoints/last.ckpt").exists, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = stamps()
-    assert list(map(str, before)) == ["out/runs/order=pre,seed=0/summary.json"]
+    before = stamps(first)
+    assert first / "summary.json" in before and not (second / "summary.json").exists()
+    log = Path("out/logs/order=post,seed=0.txt")
+    log_start = log.stat().st_size
     assert main(["report", "out"]) == 0
     assert [row["state"] for row in rows()] == ["finished", "unfinished"]
     again = start("run lab.yaml --output out")
     out, err = again.communicate(timeout=500)
     assert again.returncode == 0, err
-    after = stamps()
-    assert len(after) == 2 and before.items() <= after.items()
+    assert stamps(first) == before
+    assert "fit --resume" in summary(second)["command"]
+    resumed = log.read_bytes()[log_start:].decode()
+    assert re.search(r"100 optimizer steps, \d+ of them done", resumed)
+    assert "epoch 1/" not in resumed and "epoch 5/" in resumed
     assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
@@ -186,15 +196,24 @@ def test_two_labs_in_a_folder_and_ctrl_c() -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_lab_with_one_sentence() -> None:
+def test_a_full_disk_ends_the_lab_with_one_sentence_and_keeps_what_is_finished() -> None:
     write_lab(axes={"model.net.stack.order": ["pre"]})
-    process = start("run lab.yaml --output out", before="ulimit -f 20;")
+    command = "run lab.yaml --output out --seeds"
+    process = start(f"{command} 0")
+    _, err = process.communicate(timeout=500)
+    assert process.returncode == 0, err
+    finished = Path("out/runs/order=pre,seed=0")
+    before = stamps(finished)
+    process = start(f"{command} 0,1", before="ulimit -f 20;")
     _, err = process.communicate(timeout=500)
     assert process.returncode == 1 and err.count("\n") == 1 and "make room" in err, err
-    again = start("run lab.yaml --output out")
+    assert "1 of 2 runs are finished, and are kept" in err
+    assert stamps(finished) == before
+    again = start(f"{command} 0,1")
     _, err = again.communicate(timeout=500)
     assert again.returncode == 0, err
-    assert [row["state"] for row in rows()] == ["finished"]
+    assert stamps(finished) == before
+    assert [row["state"] for row in rows()] == ["finished", "finished"]
 
 
 def test_errors_are_those_of_the_last_process(tmp_path: Path) -> None:
@@ -227,6 +246,33 @@ def test_what_was_finished_before_is_said_once(
     assert lines[1].startswith("second failed") and len(lines) == 2
 
 
+def test_progress_estimates_the_time_that_is_left(tmp_path: Path, capsys: Capture) -> None:
+    """Two short runs, of which one was finished before, and half of a long one in 110 s."""
+    short, long, last = runs = [
+        Run(name, "vit", {}, 0, [], steps=100, step_flops=flops)
+        for name, flops in (("short", 1e6), ("long", 2e6), ("last", 1e6))
+    ]
+    for run in (short, long):
+        run_folder(tmp_path, run).mkdir(parents=True)
+    (run_folder(tmp_path, short) / "summary.json").touch()
+    runner = Runner("", tmp_path, 1, "")
+    runner.runs = runs
+    runner.work_before = runner.work_done()
+    runner.print_progress()
+    write_csv(run_folder(tmp_path, long) / "metrics.csv", ["step"], [[10, 50]])
+    runner.started = time.monotonic() - 110
+    runner.print_progress()
+    (tmp_path / "logs").mkdir()
+    failure_file(tmp_path, last).write_text("NaN")
+    runner.print_progress("last failed")
+    start, half, failed = capsys.readouterr().out.splitlines()
+    counts = "1 of 3 runs are finished"
+    assert start == counts
+    # A process's start is a tenth of the long training: 0.55 of 2.3 are done, 1.15 are left.
+    assert re.fullmatch(f"{counts}; about 3 min 5\\d s left", half)
+    assert re.fullmatch(f"last failed; {counts}; 1 failed; about 5\\d s left", failed)
+
+
 FILES = sorted((ROOT / "configs/lab").glob("*.yaml"))
 
 
@@ -236,6 +282,7 @@ def test_files_are_read(path: Path) -> None:
     assert lab.claim and lab.settings
     assert lab.compare or lab.scaling_law
     assert path.read_text().startswith("# ")
+    assert f"\n| [`{path.name}`](lab/{path.name}) | " in (ROOT / "configs/README.md").read_text()
 
 
 @pytest.mark.slow

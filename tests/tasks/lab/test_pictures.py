@@ -1,4 +1,4 @@
-"""The values that are drawn in the pictures of a laboratory."""
+"""The values in the pictures and tables of a laboratory."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from modules.models.swin import SWIN_PRESETS, Swin, SwinConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.patch_embedding import STEMS
 from tasks.lab.pictures import BLOCK, draw
-from tasks.lab.plan import Plan, Run
-from tasks.lab.report import table_of_means
+from tasks.lab.plan import Plan, Run, save_plan
+from tasks.lab.report import table_of_means, write_report
 from tasks.lab.results import metric_by_point, read_results
 from tasks.tracking.csv_files import write_csv
 from tasks.training.gradient_norms import layer_of
@@ -34,7 +34,8 @@ def plan(tmp_path: Path) -> Plan:
             runs.append(Run(name, "lm", {"a.order": order}, seed, [], {key: [] for key in LENGTHS}))
             folder = tmp_path / "runs" / name
             folder.mkdir(parents=True)
-            (folder / "summary.json").write_text('{"steps": 20, "seconds": 120, "test/loss": 1.0}')
+            totals = {"steps": 20, "seconds": 120, "parameters": 1000, "test/loss": 1.0}
+            (folder / "summary.json").write_text(json.dumps(totals))
             for length, loss in LENGTHS.items():
                 (folder / f"test_{length}").mkdir()
                 text = f'{{"test/loss": {loss + number + seed / 2}}}'
@@ -51,6 +52,10 @@ def plan(tmp_path: Path) -> Plan:
             write_csv(folder / "metrics.csv", list(columns), list(columns.values()))
     lab = {
         "title": "Orders",
+        "claim": "",
+        "overrides": "",
+        "scaling_law": False,
+        "pictures": {},
         "metric": "test/loss",
         "goal": "minimize",
         "axes": {"a.order": ["pre", "post"]},
@@ -143,6 +148,19 @@ def test_nothing_is_drawn_before_the_first_run(plan: Plan, tmp_path: Path) -> No
         results = read_results(tmp_path / "other", plan)
         options = {"kind": kind}
         assert draw(tmp_path / "other", plan, results, metric_by_point(results), options) is None
+
+
+def test_the_report_has_means_and_deviations_over_seeds(plan: Plan, tmp_path: Path) -> None:
+    save_plan(plan, tmp_path)
+    printed = write_report(tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    header = "| order | evaluation | runs | mean | deviation | steps | parameters |"
+    for text in (printed, report):
+        assert header in text
+        for number, order in enumerate(("pre", "post")):
+            for length, mean in (("512", 2.25), ("1024", 3.25)):
+                cells = f"| {order} | {length} | 2 | {mean + number} | 0.3536 | 20 | 1,000 |"
+                assert f"\n{cells}" in text
 
 
 def test_runs_of_other_threads_are_said_not_to_be_comparable(plan: Plan, tmp_path: Path) -> None:

@@ -155,10 +155,20 @@ def test_a_large_page_is_small_and_fast(tmp_path: Path, browser: Browser) -> Non
     browser.mouse(".grid", 0.95, 0.95, click=True)
     assert browser.evaluate("document.querySelector('.chosen').textContent") == "layer 11, head 11"
     frames = "new Promise(done => requestAnimationFrame(() => done(performance.now())))"
-    start = browser.evaluate(frames)
-    for step in range(20):
-        browser.mouse(".large canvas", 0.1 + 0.04 * step, 0.5)
-    assert browser.evaluate(frames) - start < 20 * 250  # ms
+    button = "[...document.querySelectorAll('.bar button')].find(one => one.textContent === {!r})"
+    height = 20 + 19 * 512 + 4  # of the lines: a title, a row for each word, a margin
+    rows = [(20 + 19 * (step + 0.5)) / height for step in range(20)]  # the first
+    for mode, points, last in (
+        ("matrix", [(0.16 + 0.04 * step, 0.5) for step in range(20)], "word 21"),
+        ("lines", [*zip([0.9, 0.1] * 10, rows, strict=True)], "word 19 most to "),  # keys, queries
+    ):
+        browser.evaluate(f"{button.format(mode)}.click()")
+        start = browser.evaluate(frames)
+        for x, y in points:
+            browser.mouse(".large canvas", x, y)
+        assert browser.evaluate(frames) - start < 20 * 120  # ms
+        read = browser.evaluate("document.querySelector('.read').textContent")
+        assert read.startswith(last)
 
 
 @pytest.mark.slow

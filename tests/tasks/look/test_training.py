@@ -281,6 +281,18 @@ def test_sharded_weights(task: str, server: Server, tmp_path: Path) -> None:
         assert line == pytest.approx(found[1][name], rel=1e-3), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("option", "is_imported"), [("", False), ("--look_every 2", True)])
+def test_fit_imports_what_draws_attention_only_if_asked(
+    option: str, is_imported: bool, tmp_path: Path
+) -> None:
+    before = "import atexit; atexit.register(lambda: print('tasks.look' in sys.modules))"
+    line = f"fit {TINY['vit']} {FEW} --trainer.max_epochs 1 --run_dir r {option}"
+    done = process(line, before, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(is_imported)
+
+
 # Loggers ------------------------------------------------------------------------------------------
 
 

@@ -8,16 +8,23 @@ from tests.helpers.command import Console
 from tests.helpers.page import content, tab_views
 
 FAST = "--effects false --figures false --output out"
+LONG = "two " * 200
 
 
-def test_a_long_text_is_cut_and_said(runs: Path, console: Console) -> None:
-    text = "word " * 200
-    ckpt = runs / "lm/checkpoints/best.ckpt"
-    line = f"look --ckpt_path {ckpt} --text '{text}' --effects false --figures false --output out"
-    out, _ = console.printed(line, "lm")
-    assert "32" in out.splitlines()[0]
-    (view,) = tab_views(content(Path("out/look.html")))["attention"]
-    assert view["shape"][-1] == 32
+@pytest.mark.parametrize("task, line, said, shape", [
+    ("bert", f"--text '{LONG}'", "1 of 1 texts: truncated to 64", [64, 64]),
+    ("mlm", f"--text '{LONG}'", "1 of 1 texts: truncated to 48", [48, 48]),
+    ("lm", f"--text '{LONG}'", "1 of 1 texts: truncated to 32", [32, 32]),
+    ("seq2seq", f"--text '{LONG}' --target TWO", "1 of 1 sentences: truncated to 24", [2, 24]),
+    ("seq2seq", f"--text two --target '{LONG}'", "the translation: truncated to 24", [24, 2]),
+])  # fmt: skip
+def test_a_long_text_is_cut_and_said(
+    task: str, line: str, said: str, shape: list[int], runs: Path, console: Console
+) -> None:
+    out, _ = console.printed(f"look --ckpt_path {runs}/{task} {line} {FAST}", task)
+    assert f"{said} tokens, keeping the head\n" in out
+    view, *_ = tab_views(content(Path("out/look.html")))["attention"]  # cross-attention first
+    assert view["shape"][-2:] == shape
 
 
 @pytest.mark.parametrize("task, line, unknown", [

@@ -192,6 +192,9 @@ def test_pictures(translator: Path, console: Console) -> None:
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
     out, _ = console.printed(f'{line} c.png --target "{"SIX " * 30}"', TASK)
     assert "--target: truncated to 24 tokens" in out
+    line = f'attend --ckpt_path {translator} --text "{"six " * 30}" --target SIX --output d.png'
+    out, _ = console.printed(line, TASK)
+    assert "--text: truncated to 24 tokens" in out
 
 
 def test_panels(tmp_path: Path, monkeypatch: Patch) -> None:
