@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from datamodules.sources import (
@@ -19,7 +20,7 @@ from datamodules.sources import (
 )
 from tasks.checkpoints.reading import KEY
 from tests.helpers.command import Console, run
-from tests.helpers.results import checkpoint
+from tests.helpers.results import checkpoint, summary
 from tests.helpers.tables import write
 from tests.helpers.tiny import NET, picture, write_images
 
@@ -125,6 +126,13 @@ def test_the_first_line_of_a_run_counts_the_splits_and_names_the_columns(console
     first = out.splitlines()[0]
     assert "36 training, 4 validation and 12 test texts, 2 classes (1, 2)" in first
     assert first.endswith("; text column body, label column stars")
+    found = summary(Path("r"))
+    number = torch.get_num_threads()
+    assert out.splitlines()[1:4] == [
+        f"model   BertClassifier, {found['parameters']:,} parameters",
+        f"device  cpu, {number} thread{'s' * (number > 1)}, float32",
+        f"run     1 optimizer step, in {Path('r').resolve()}",
+    ]
     write(Path("new.csv"), [{"id": "1", "body": "film 2"}])  # texts to predict have no labels
     out, _ = console.printed("predict --ckpt_path r --input new.csv --output new.jsonl", "bert")
     assert out == "predictions for 1 text are in new.jsonl\n"

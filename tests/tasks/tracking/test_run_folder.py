@@ -1,5 +1,6 @@
 """What a run leaves in its folder, how its config repeats it, and links and pipes in it."""
 
+import json
 import os
 import shutil
 import time
@@ -107,6 +108,16 @@ def test_summary(finished: Path) -> None:
     threads = {"name": cpu.NAME, "threads": torch.get_num_threads()}
     assert found["processor"] == threads | cpu.kernels()
     assert "cpu" in found["device"] and len(str(found["test/acc"])) <= 8
+
+
+def test_a_limited_test_says_so(console: Console) -> None:
+    one = "--data.loading.eval_batch_size 128 --trainer.limit_test_batches 1"
+    out, _ = console.printed(f"fit {FEW_STEPS} {one} --run_dir r")
+    assert "128 of 359 images" in out
+    assert summary(Path("r"))["evaluated"] == "128 of 359 images"
+    out, _ = console.printed(f"test --ckpt_path r {one} --output again")
+    assert "128 of 359 images" in out
+    assert json.loads(Path("again/test.json").read_text())["test_samples"] == 128
 
 
 def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
