@@ -92,8 +92,8 @@ def test_stored_results() -> None:
     text += f"{'':<24}{'step ms':>12}{'Muon ms':>12}{'share %':>12}\n"
     text += f"{'lm/a':<24}{80:>12}{4:>12}{5.0:>12}\n{'vit/b':<24}{10:>12}{2:>12}{20.0:>12}\n"
     assert record.cell(text, file) == "lm/a 5.0 %; vit/b 20.0 % (0a1b2c3d4)"
-    text = "python -m b\ncommit 0a1b2c3d4, 2026-01-02\n\nsaved in 1.5 s\n"
-    assert record.cell(text, file) == "see avx2/b.txt (0a1b2c3d4)"
+    text = "python -m b\ncommit 0a1b2c3d4, with changes, 2026-01-02\n\nsaved in 1.5 s\n"
+    assert record.cell(text, file) == "see avx2/b.txt (0a1b2c3d4, with changes)"
     stored = sorted(record.RESULTS.glob("*/*.txt"))
     assert stored
     for path in stored:

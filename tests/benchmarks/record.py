@@ -92,7 +92,7 @@ def cell(text: str, file: Path) -> str:
         elif "tessera" in name:
             parts.append(f"{name} {median:,.4g} {unit}, {numbers['ratio']}x {base}")
     parts = parts or [f"see {file.parent.name}/{file.name}"]
-    commit = re.search(r"^commit (\w+)", text, re.M)
+    commit = re.search(r"^commit (.+), [\d-]+$", text, re.M)
     return f"{'; '.join(parts)} ({commit and commit[1]})"
 
 
