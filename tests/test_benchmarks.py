@@ -61,6 +61,8 @@ def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) ->
     command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
     assert done.returncode == 0, done.stderr[-2000:]
+    if name not in ("gpu", "record", "tokenised_bleu"):  # which measure no time on this CPU
+        assert re.search(r", load \d.*\d GFLOP/s", done.stdout), done.stdout
     assert re.search(r"\d+\.\d", done.stdout), done.stdout
     assert ("interleave(" in source) <= ("round 0 of " in done.stderr), done.stderr
     assert (tmp_path / "plot.png").exists() == ("plot" in options)

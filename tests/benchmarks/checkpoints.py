@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--largest", choices=SIZES, default="100M", help="leave out larger sizes")
     parser.add_argument("--folder", help="where to write; default: a temporary folder")
     options = _compare.parse(parser, dict.fromkeys(SIZES, saving))
+    print(_compare.machine(), flush=True)
     heads = ("", "save s", "load s", "MiB", "save MiB/s", "load MiB/s", "bytes each", "taken MiB")
     print("{:<8}{:>9}{:>9}{:>9}{:>12}{:>12}{:>12}{:>11}".format(*heads))
     for name in list(SIZES)[: list(SIZES).index(options.largest) + 1]:

@@ -195,6 +195,7 @@ def main() -> None:
     loader = DataLoader(images["train"], BATCH, shuffle=True, drop_last=True, **workers)
     net = CCT()
     size = sum(parameter.numel() for parameter in net.parameters())
+    print(_compare.machine(), flush=True)
     print(f"CCT-2/3x2, {size:,} parameters, {options.minutes:g} minutes", flush=True)
     seen, seconds = train(net, loader, options.minutes)
     correct = accuracy(net, DataLoader(images["test"], 250))

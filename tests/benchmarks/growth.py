@@ -59,6 +59,7 @@ def main() -> None:
     names = [f"{axis} {value}" for axis, values in AXES.items() for value in values]
     options = _compare.parse(parser, dict.fromkeys(names, training))
     axes: dict[str, dict[int, Result]] = {}
+    print(_compare.machine(), flush=True)
     print(f"{'':<16}{'median ms':>10}{'peak MiB':>10}{'taken MiB':>11}")
     for axis in options.axes.split(","):
         found = axes[axis] = {}

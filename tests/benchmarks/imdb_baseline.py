@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="use every n-th review")
     every = parser.parse_args().every
     folder = str(_compare.data_folder("imdb"))
+    print(_compare.machine(), flush=True)
     start = time.perf_counter()
     options = TextDatasetOptions(name="stanfordnlp/imdb", local="imdb")
     source = ReviewData(source="hub", path=folder, dataset=options).source

@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="of training; default: those of the recipes")
     options = parser.parse_args()
     text = (_compare.data_folder("tinyshakespeare") / "input.txt").resolve()
+    print(_compare.machine(), flush=True)
     letters = text.read_text(encoding="utf-8")
     tail = letters[int(0.9 * len(letters)) :]
     trainers = {"nanogpt": nanogpt, "tessera": tessera}

@@ -53,6 +53,7 @@ def main() -> None:
                 if number or not options.rounds:
                     times[name].append(taken)
     medians = {name: statistics.median(found) for name, found in times.items()}
+    print(_compare.machine(), flush=True)
     print(f"{'':<26}{'median s':>10}{'lowest':>8}{'highest':>9}{'ratio':>8}  at most, of")
     for name, (_, base, bound) in COMMANDS.items():
         goal = f"{bound}, {base}" if bound else ""
