@@ -67,7 +67,7 @@ class TextData(TokenizedData):
 
     Args:
         batch_size: Training samples per step and device; not used if `loading.batch_tokens` is set.
-        max_length: Most tokens of a sample, special tokens included.
+        max_length: Maximum number of tokens, special tokens included.
         skip_bad: Skip and count texts that are empty or not UTF-8; else the first one stops the
             run.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation

@@ -14,7 +14,7 @@ class TokenizedData(ResumableDataModule):
 
     Args:
         batch_size: Training samples per step and device.
-        max_length: Most tokens of a sample, special tokens included.
+        max_length: Maximum number of tokens, special tokens included.
         tokenizer: How to train one from the training texts, or a file of one.
         eval_batch_size: Samples per batch in validation, test and prediction.
         seed: Seed of the order of the samples.

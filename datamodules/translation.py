@@ -108,7 +108,7 @@ class TranslationData(TextData):
             colon if a name has a hyphen, such as en:pt-BR; null: en-fr for dates.
         batch_size: Training pairs per step and device; not used if `loading.batch_tokens` is
             set.
-        max_length: Most tokens of either side, special tokens included; longer texts
+        max_length: Maximum number of tokens of a side, special ones too; longer texts
             are truncated and counted.
         dataset: Options of the data set (not the data set itself): hub id, columns, validation
             fraction.

@@ -13,7 +13,7 @@ from typing import Any
 
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.extras import core_requirement
-from datamodules.utils.files import DISK_FULL, READ_ONLY
+from datamodules.utils.files import DISK_FULL
 from tasks.cli.app import TRUST
 from tasks.cli.signals import MESSAGES, SIGNALS, Stopped
 
@@ -108,11 +108,6 @@ def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> 
         option = _option_of_path(path, arguments)
         message = f"{option}'{path}' cannot be used ({error.strerror}): give another path"
         code = 2 if option else 1
-        has_default = "--output" not in {argument.partition("=")[0] for argument in arguments}
-        is_result = command in ("export", "look") and not os.path.isfile(path)
-        if error.errno in READ_ONLY and has_default and is_result:
-            message = f"'{path}' cannot be written ({error.strerror}): give --output"
-            code = 2
     elif isinstance(error, ModuleNotFoundError) and (lacks := core_requirement(error.name or "")):
         message = f'{error.name} is not installed: pip install "{lacks}"'
         code = 2
@@ -249,7 +244,9 @@ def nearest_option(name: str, ends: Mapping[str, list[str]]) -> list[str]:
 
 
 def differing_parts_are_similar(word: str, other: str) -> bool:
-    """Whether two words between underscores are alike where they differ, if both have others.
+    """Whether the parts that two names do not share are similar; True if one has no such parts.
+
+    Parts are what stands between underscores.
 
     >>> differing_parts_are_similar("max_epoch", "max_epochs")
     True

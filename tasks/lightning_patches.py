@@ -118,6 +118,7 @@ class EpochLoop(_TrainingEpochLoop):
         is_last = 0 <= self.max_steps <= self.global_step and not self._should_accumulate()
         in_last_epoch = self.trainer.current_epoch + 1 == self.trainer.max_epochs
         is_last |= in_last_epoch and self.batch_progress.is_last_batch
+        is_last |= self.trainer.should_stop and self.trainer.fit_loop._can_stop_early
         is_due = is_last and self.trainer.enable_validation
         return is_due or super()._should_check_val_fx(data_fetcher)
 

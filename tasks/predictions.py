@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from datamodules.utils.files import replacing, write_text
+from tasks.checkpoints.exporting import check_writable
 from tasks.errors import UsageError
 from tasks.tracking.csv_files import Columns, text_cell, unique_names, without_names, write_csv
-from tasks.tracking.run_folder import check_writable, make_folder
+from tasks.tracking.run_folder import make_folder
 
 
 def most_likely(names: Sequence[str], probabilities: Tensor) -> dict[str, float]:
@@ -217,13 +218,14 @@ class PredictionFile:
         return self.path.with_name(f".{self.path.name}.part") if self.key else None
 
     def check_default(self) -> None:
-        """Raises `UsageError` if no file was named and the default one cannot be written.
+        """Raises `UsageError` if no file was named, and the default one cannot be written.
 
-        It does not replace the predictions of a run's test.
+        Nor does it replace the results of a run's test.
         """
-        if self.is_default:
-            check_writable(self.path.parent, "--output")
-        if self.is_default and self.path.exists() and Path("config.yaml").exists():
+        if not self.is_default:
+            return
+        check_writable(self.path.parent, "--output")
+        if self.path.exists() and Path("config.yaml").exists():
             raise UsageError(
                 f"this is a run folder, whose {self.path} has the results of its test: name "
                 "another file with --output"
@@ -278,8 +280,7 @@ def write_parquet(
             array = pa.array(column)
         except (ValueError, TypeError, OverflowError):  # cells of several types
             array = None
-        kind = str(array.type) if array is not None else "struct<>"
-        if kind.startswith("struct<") or "struct<>" in kind:  # Parquet has none without entries
+        if array is None or "struct<" in str(array.type):  # all rows would have the same entries
             array = pa.array([None if cell is None else text_cell(cell) for cell in column])
         arrays.append(array)
     with replacing(path) as partial:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
 MISSING = "does not exist"  # the fault of a path where nothing is
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 STALE_AFTER = 3600  # seconds without a write: then a process that was killed left the file
 
 

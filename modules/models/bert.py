@@ -52,7 +52,7 @@ class BertConfig:
         scale_embedding: Multiply the vectors of tokens, E wide, by sqrt(E) (Vaswani 2017, section
             3.4); tables then start with std 1 / sqrt(E); null: only with sinusoidal positions.
         embedding_norm: A norm after the sum of the embeddings.
-        pool: How vectors become one: by the first token's, their mean, their max, attention from a
+        pool: How vectors become one: the first token's, their mean, their maximum, attention from a
             learned query, a mean by learned weights ("sequence"), or a linear map of all, one after
             the other ("flatten").
         pooler: A layer between pooling and classifier: "tanh" (BERT, RoBERTa), "relu" (DistilBERT)

@@ -52,6 +52,19 @@ def with_numbers_in_units(net: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata | {"target_mean": 0.0, "target_std": 1.0}
 
 
+def check_writable(folder: Path, option: str = "--run_dir") -> None:
+    """Raise `UsageError` if the folder of an option cannot be created or written."""
+    try:
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    except OSError as error:  # a name that is too long, a folder that may not be read
+        raise UsageError(f"{option} {folder} ({error.strerror}): give another folder") from error
+    if not existing.is_dir():
+        raise UsageError(f"{option} {folder}: {existing} is a file; give a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        text = f"{option} {folder} cannot be used: you may not write to {existing}"
+        raise UsageError(f"{text}; give another {option}")
+
+
 def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool) -> Path:
     """Returns the file or folder to write; without `output`, one beside the checkpoint.
 
@@ -76,6 +89,7 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
         )
     if is_file and os.path.lexists(target) and not target.is_dir():
         raise UsageError(exists_message(target))
+    check_writable(target.parent if is_file else target, "--output")
     return target
 
 

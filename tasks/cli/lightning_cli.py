@@ -17,6 +17,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 
 from datamodules.base import ResumableDataModule
 from datamodules.sources import choose_source
+from tasks.checkpoints.exporting import check_writable
 from tasks.checkpoints.resume import stop_message
 from tasks.checkpoints.writing import AtomicCheckpointIO
 from tasks.classification import ClassifierTask
@@ -44,7 +45,6 @@ from tasks.tracking.report import (
 )
 from tasks.tracking.run_folder import (
     check_results_folder,
-    check_writable,
     choose_run_folder,
     make_folder,
     remove_unless_started,

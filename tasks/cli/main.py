@@ -38,6 +38,7 @@ def main(app: App, argv: Sequence[str] | None = None) -> int:
 def run_process(app: App, arguments: Sequence[str]) -> int:
     """Run the command line of this process, and return its exit code."""
     SIGNALS.install()  # before anything slow is imported
+    open_standard_streams()
     drop_unusable_variables()
     remember_start(app.name)
     gc.disable()  # until all is imported: a collection looks through every object

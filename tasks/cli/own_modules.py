@@ -22,7 +22,7 @@ def import_own_modules() -> None:
         return
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    known = {name: dict(family) for name, family in families().items()}
+    known = {option: dict(family) for option, family in families().items()}
     for name in OWN_MODULES:
         try:
             import_module(name)
@@ -33,23 +33,32 @@ def import_own_modules() -> None:
                 f"{TRUST} names {name}, but there is no such module in the current folder or on "
                 f"PYTHONPATH: add its folder to PYTHONPATH, or unset {TRUST}"
             ) from error
-    for option, family in families().items():
-        for entry, block in known[option].items():
-            if family.get(entry) is not block:
-                raise UsageError(
-                    f"{TRUST}: a module of your own replaces the {option} {entry}, which Tessera "
-                    "has: choose a new name"
-                )
+        for option, family in families().items():
+            for entry, block in known[option].items():
+                if family.get(entry) is not block:
+                    raise UsageError(
+                        f"{TRUST}: {name} replaces the {option} {entry}, which Tessera has: choose "
+                        "a new name"
+                    )
 
 
 def families() -> dict[str, Mapping[str, Any]]:
     """The dictionaries of blocks, by the option that chooses an entry."""
     from modules.heads import POOLERS
+    from modules.models import images, seq2seq
     from modules.patch_embedding import STEMS
     from modules.pooling import POOLINGS
     from modules.position import POSITIONS
     from modules.transformer import VARIANTS
+    from modules.windows import RELATIVE_BIASES
 
-    own: dict[str, Mapping[str, Any]] = {"pooler": POOLERS, "stem": STEMS, "pool": POOLINGS}
-    own["position"] = POSITIONS
-    return {**VARIANTS, **own}
+    return {
+        **VARIANTS,
+        "pooler": POOLERS,
+        "stem": STEMS,
+        "pool": POOLINGS,
+        "position": POSITIONS,
+        "relative_bias": RELATIVE_BIASES,
+        "architecture of images": images.ARCHITECTURES,
+        "architecture of translators": seq2seq.ARCHITECTURES,
+    }

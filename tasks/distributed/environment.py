@@ -39,7 +39,7 @@ def external_launcher() -> Launcher | None:
 
 
 def by_torchrun() -> bool:
-    return {"TORCHELASTIC_RUN_ID", "LOCAL_WORLD_SIZE", "WORLD_SIZE"} <= os.environ.keys()
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def by_slurm() -> bool:
@@ -56,11 +56,11 @@ def share_cores(processes: int = 1) -> None:
     """
     chosen = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if torchrun_chose_one_thread():
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(os.cpu_count() or 1)  # logical cores: torch knows no others now
     elif chosen.isdecimal() and int(chosen) > 0:
         return
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    threads = min(torch.get_num_threads(), usable_cores())  # torch leaves out logical cores
+    threads = min(torch.get_num_threads(), usable_cores())  # by default torch counts real cores
     if by_slurm():
         threads = int(given) if given.isdecimal() else threads
     else:

@@ -11,6 +11,7 @@ from tasks.cli.app import program
 from tasks.cli.main import take_debug
 from tasks.cli.signals import SIGNALS
 from tasks.cli.text_io import open_standard_streams
+from tasks.distributed.variables import drop_unusable_variables
 from tasks.errors import RunError, UsageError, exit_status, unknown_option
 from tasks.lab.arguments import TITLE, add_commands
 
@@ -33,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, and return its exit code."""
     if argv is None:
         SIGNALS.install()
+        open_standard_streams()
+        drop_unusable_variables()
         argv = sys.argv[1:] if Path(sys.argv[0]).stem != "tessera" else sys.argv[2:]
     open_standard_streams()
     debug, rest = take_debug(argv)
@@ -54,13 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_lab(options: Any, command: str) -> None:
     """`lab run`: checks all, runs what is not finished, and writes the report."""
+    from tasks.checkpoints.exporting import check_writable
     from tasks.cli.own_modules import import_own_modules
     from tasks.lab.plan import all_runs, make_plan, save_plan
     from tasks.lab.report import write_report
     from tasks.lab.runner import Runner
     from tasks.lab.spec import default_folder, read_lab
     from tasks.lab.state import error_of, is_trained, log_file
-    from tasks.tracking.run_folder import check_writable, lock, make_folder
+    from tasks.tracking.run_folder import lock, make_folder
 
     for name in ("jobs", "steps"):
         value = getattr(options, name)

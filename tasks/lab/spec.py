@@ -162,7 +162,7 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     is_goal = metric.get("goal") in ("maximize", "minimize")
     require(is_goal, f"{path}: metric.goal", "give maximize or minimize")
     overrides = [f"--steps {steps}"] if steps is not None else []
-    if seeds is not None and [*seeds] != content.get("seeds"):
+    if seeds is not None and seeds != content.get("seeds"):
         overrides.append(f"--seeds {','.join(map(str, seeds))}")
     return Lab(
         path=path,

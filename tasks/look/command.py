@@ -14,6 +14,7 @@ from torch import nn
 
 from datamodules.utils.files import write_text
 from modules.activations import activation_names, attention_parts, component
+from tasks.checkpoints.exporting import check_writable
 from tasks.checkpoints.reading import run_of_checkpoint
 from tasks.cli.app import program
 from tasks.errors import UsageError, usage_errors
@@ -164,12 +165,13 @@ def look(task: str, options: LookOptions, inputs: Sequence[Sequence[Any]]) -> No
         interventions = read_interventions(inspector.net, options)
         if not inputs:
             inputs = test_inputs(inspector, task, options.samples)
+        folder = output_folder(options)
+        check_writable(folder, "--output")
         samples = [
             inspector.sample(name_of(one, index), one, interventions)
             for index, one in enumerate(inputs)
         ]
         shared = {"positions": position_views(inspector.net)}
-        folder = output_folder(options)
         with usage_errors(f"--output {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         note = (

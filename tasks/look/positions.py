@@ -81,13 +81,16 @@ def bias_matrices(
 
 
 def offset_map(bias: RelativeBias, title: str) -> Matrix:
-    """Heat maps of the bias of each head over the offsets in a window, T of them in a square."""
+    """One heat map of T tiles: the bias of each head over the offsets in a window.
+
+    The last tiles are empty if the H heads do not fill the rows.
+    """
     maps = bias.offsets().float().cpu().flip(0, 1).permute(2, 0, 1)  # (H, D, D), of key - query
     heads, side, _ = maps.shape
     across = math.ceil(math.sqrt(heads))
     down = math.ceil(heads / across)
-    lines = (0, 1, 0, 1, 0, across * down - heads)  # between heads, and no heads at the end
-    tiles = F.pad(maps, lines, value=math.nan)  # (T, D + 1, D + 1)
+    padding = (0, 1, 0, 1, 0, across * down - heads)  # between heads, and no heads at the end
+    tiles = F.pad(maps, padding, value=math.nan)  # (T, D + 1, D + 1)
     tiles = tiles.unflatten(0, (down, across)).transpose(1, 2)  # (down, D + 1, across, D + 1)
     values = tiles.flatten(2).flatten(0, 1)[:-1, :-1]  # (down (D + 1) - 1, across (D + 1) - 1)
     names = [*(str(offset - side // 2) for offset in range(side)), ""]

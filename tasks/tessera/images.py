@@ -115,8 +115,8 @@ class ImageModel(Model):
 
         Args:
             image: As the class describes.
-            stage: Of a Swin, whose stages have L, H and N of their own: the number, from 0; -1: the
-                last. N^2 weights of a head are 40 MB in the first stage of a `swin_tiny`.
+            stage: Stage of a Swin, from 0; -1: the last. Each has its own L, H and N; the N^2
+                weights of a head are 40 MB in the first stage of a `swin_tiny`.
 
         Raises:
             UsageError: The network has no attention, or no such stage.

@@ -108,11 +108,8 @@ class LanguageModel(Model):
         """
 
         def run(texts: list[str]) -> list[str]:
-            found: list[str] = []
-            for part in split_into_batches(texts, batch_size):
-                for completion in self._start([*part], stop, options):
-                    found.append("".join(completion.chunks()))
-            return found
+            found = self._start(texts, stop, options, batch_size)
+            return ["".join(completion.chunks()) for completion in found]
 
         return texts_of(prompts, run)
 
@@ -124,7 +121,8 @@ class LanguageModel(Model):
         Arguments and errors as in `generate`.
         """
         check_single(isinstance(prompt, str), prompt, "prompt")
-        return (chunk for chunk in self._start([prompt], stop, options)[0].chunks() if chunk)
+        (completion,) = self._start([prompt], stop, options)
+        return (chunk for chunk in completion.chunks() if chunk)
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -203,14 +201,21 @@ class LanguageModel(Model):
         return Attention(recorded_weights(record), tokens, tokens)
 
     def _start(
-        self, prompts: list[str], stop: str | Sequence[str], options: Mapping[str, Any]
-    ) -> list[Completion]:
+        self,
+        prompts: list[str],
+        stop: str | Sequence[str],
+        options: Mapping[str, Any],
+        batch_size: int = 1,
+    ) -> Iterator[Completion]:
         fixed = {"ckpt_path": self.source, "prompt": prompts}
         stops = [stop] if isinstance(stop, str) else list(stop)
         asked = generation_options(GenerateOptions, options, stop=stops, **fixed)
         given = [*options, "stop"] if stops else [*options]
         tokens, asked = read_by_model(self.model, prompts, asked, given, warn)
-        return completions(self.model, prompts, tokens, replace(asked, samples=1))
+        asked = replace(asked, samples=1)
+        for rows in split_into_batches(range(len(prompts)), batch_size):
+            batch = [prompts[i] for i in rows], [tokens[i] for i in rows]
+            yield from completions(self.model, *batch, asked)
 
     def token_ids(self, text: str) -> list[int]:
         """The tokens of one text that the network reads, with special ones."""

@@ -98,7 +98,7 @@ class ImageGenerator(Model):
         return self.net.logits(hidden)[0, :, : len(model.palette)].float().cpu()
 
     def embed(
-        self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 64
+        self, images: OneImage | Array | Iterable[OneImage | Array], batch_size: int = 8
     ) -> Tensor:
         """A vector of each image: (E,) for one, (S, E) for several.
 

@@ -350,7 +350,7 @@ class TimeEstimate(Callback):
             size = data.eval_batch_size / data.batch_size
             per_validation = sum(trainer.num_val_batches) * size * per_batch / 3
         every = (trainer.val_check_batch or math.inf) * (trainer.check_val_every_n_epoch or 1)
-        return left_batches * per_batch + left_batches / every * per_validation
+        return left_batches * per_batch + math.ceil(left_batches / every) * per_validation
 
 
 def duration(seconds: float) -> str:

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import BinaryIO
 
-from datamodules.utils.files import READ_ONLY, open_regular, try_lock
+from datamodules.utils.files import NOT_ALLOWED, open_regular, try_lock
 from tasks import __version__
-from tasks.checkpoints.exporting import made_parents
+from tasks.checkpoints.exporting import check_writable, made_parents
 from tasks.distributed.environment import by_slurm, by_torchrun, torchrun_store
 from tasks.errors import RunError, UsageError
 
@@ -58,18 +58,6 @@ def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> P
     return folder
 
 
-def check_writable(folder: Path, option: str = "--run_dir") -> None:
-    """Raise `UsageError` if the folder of an option cannot be created or written."""
-    try:
-        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    except OSError as error:  # a name that is too long, a folder that may not be read
-        raise UsageError(f"{option} {folder} ({error.strerror}): give another folder") from error
-    if not existing.is_dir():
-        raise UsageError(f"{option} {folder}: {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {folder} cannot be used: you may not write to {existing}")
-
-
 def check_results_folder(folder: Path) -> None:
     """Raise `UsageError` if the results of an evaluation cannot be written into a folder."""
     if folder.suffix in FILE_FORMATS and not folder.is_dir():
@@ -109,8 +97,9 @@ def lock(folder: Path) -> BinaryIO:
     try:
         file = open_regular(path, follow=False, append=True)
     except OSError as error:
-        if error.errno in READ_ONLY:
-            raise UsageError(f"{folder} cannot be used: you may not write to it") from error
+        if error.errno in NOT_ALLOWED:
+            advice = "give another --run_dir, or --output of a lab"
+            raise UsageError(f"you may not write to {folder}: {advice}") from error
         raise RunError(f"{path} cannot be opened ({error.strerror}): remove it") from error
     if not try_lock(file):
         raise UsageError(f"another process is training in {folder}: stop it first")

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -43,6 +43,7 @@ class TableSplit:
     rows: Tensor  # (S,) int64, the number of each row in its file
     where: str  # names of rows for messages: "line {} of reviews.csv"
     is_json: pa.Table | None = None  # bool, the cells that `as_text` turned into text
+    entries: Set[str] = frozenset()  # columns that `flattened` added
 
     def name(self, i: int) -> str:
         """The name of row i in a message."""
@@ -51,13 +52,13 @@ class TableSplit:
     def cells(self, positions: Tensor, without: str) -> dict[str, list[Any]]:
         """Cells of the rows at some positions, by column; without one column, and without bytes.
 
-        Entries of a JSON object are in its own cell only, not in those of `flattened`.
+        A JSON object is in its own cell only, not in the columns that `flattened` added.
         """
         index = pa.array(positions.numpy())
         found: dict[str, list[Any]] = {}
         for field, column in zip(self.columns.schema, self.columns.columns, strict=True):
-            is_entry = self.is_json is not None and field.name.rpartition(".")[0] in found
-            if field.name not in (without, *found) and not is_encoded(field.type) and not is_entry:
+            left_out = (without, *found, *self.entries)
+            if field.name not in left_out and not is_encoded(field.type):
                 found[field.name] = column.take(index).to_pylist()
         if self.is_json is not None:
             for name, cells in found.items():
@@ -185,6 +186,7 @@ class TableSource(Source):
         lines: list[int] = []
         tables = []
         flags = []
+        entries: set[str] = set()
         is_csv = uncompressed_suffix(path) in CSV
         while part := list(islice(rows, ROWS_AT_ONCE)):
             lines += [line for line, _ in part]
@@ -195,6 +197,7 @@ class TableSource(Source):
             if not is_csv:
                 was_json = {n: [type(row.get(n)) in JSON_TYPES for _, row in part] for n in names}
                 flags.append(pa.table(was_json))
+                entries.update(*[entry_names(row) for _, row in part])
         if not tables:
             if self.skipped:
                 raise DataError(
@@ -204,7 +207,7 @@ class TableSource(Source):
             raise DataError(f"{path} has no rows.")
         table = pa.concat_tables(tables, promote_options="default")
         is_json = None if is_csv else pa.concat_tables(flags, promote_options="default")
-        return TableSplit(table, torch.tensor(lines), f"line {{}} of {path}", is_json)
+        return TableSplit(table, torch.tensor(lines), f"line {{}} of {path}", is_json, entries)
 
     def _rows(self, path: Path) -> Iterator[Row]:
         if uncompressed_suffix(path) in CSV:
@@ -259,6 +262,12 @@ def flattened(row: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
+def entry_names(row: dict[str, Any]) -> list[str]:
+    """The columns that `flattened` adds to a row."""
+    objects = {name: cell for name, cell in row.items() if isinstance(cell, dict)}
+    return [f"{name}.{key}" for name, cell in objects.items() for key in cell]
+
+
 def features_of(schema: pa.Schema) -> dict[str, Any]:
     """The hub's description of each column; empty if there is none.
 
@@ -296,8 +305,9 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
         splits = load_dataset(options.name, options.subset)
     except Exception as error:  # a dozen kinds, from sockets to the hub's own
         reason = (str(error) or "no reason given").splitlines()[0][:160]
-        local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
-        if not options.local:
+        if options.local:
+            local = f", or set TESSERA_DATA to a folder that holds {options.local}/"
+        else:
             local = (
                 f", or give --data.dataset.name {options.name} --data.dataset.local NAME for the "
                 "folder NAME below TESSERA_DATA"

@@ -87,9 +87,9 @@ def test_a_folder_that_cannot_be_written(best: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("good\n")
     refused = {
         f"predict --ckpt_path {best} --input {tmp_path}/a.txt": "--output . cannot be used: you",
-        f"fit --resume {run} --trainer.max_epochs 2": "cannot be used: you may not write to it",
-        f"export --ckpt_path {best} --format safetensors": "cannot be written",
-        f"look --ckpt_path {best} --text good": "give --output",
+        f"fit --resume {run} --trainer.max_epochs 2": f"you may not write to {run}",
+        f"export --ckpt_path {best} --format safetensors": "give another --output",
+        f"look --ckpt_path {best} --text good": "give another --output",
     }
     for line, part in refused.items():
         code, _, said = called(line)
@@ -222,7 +222,9 @@ def test_cells_of_json_stay_what_they_are(console: Console, best: Path) -> None:
         "various": ["a", [1], None],
         "large": [2**70, 1, None],
         "empty": [[{}], [], None],
-        "nested": [{"a": [1], "b": "x"}, {}, None],
+        "nested": [{"a": [1], "b": "x.y"}, {}, {"c.d": 1}],
+        "score": [1, 2, 3],
+        "score.std": [0.5, None, 0.25],
     }
     rows = [dict(zip(others, cells, strict=True)) for cells in zip(*others.values(), strict=True)]
     for number, row in enumerate(rows):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.distributed import launch
-from tasks.distributed.variables import LEAST
+from tasks.distributed.variables import MINIMUM
 from tasks.errors import UsageError
 from tests.helpers.command import Patch
 from tests.helpers.launched import (
@@ -62,11 +62,12 @@ def test_several_runs_of_one_job_of_slurm(monkeypatch: Patch) -> None:
 def test_variables_of_launchers_with_nonsense(
     job: dict[str, str], ignored: list[str], tmp_path: Path
 ) -> None:
-    process = start(f"tasks.vit fit {FOUR_STEPS} --run_dir r", tmp_path, **job)
+    devices = "--trainer.devices 2 " * ("TORCHELASTIC_RUN_ID" in job)
+    process = start(f"tasks.vit fit {devices}{FOUR_STEPS} --run_dir r", tmp_path, **job)
     (said,) = finish(process)
     assert process.returncode == 0, said
     assert re.findall(r"^warning: (\w+) is .* it is ignored$", said, re.M) == sorted(
-        ignored, key=list(LEAST).index
+        ignored, key=list(MINIMUM).index
     )
     assert_once(said)
 
