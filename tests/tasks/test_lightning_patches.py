@@ -229,6 +229,22 @@ def test_training_ends_with_a_validation(
     assert validated == steps
 
 
+def test_training_that_is_stopped_ends_with_a_validation(tmp_path: Path) -> None:
+    """As `max_time` and early stopping do; the first epoch of 4 steps has none."""
+    validated: list[int] = []
+
+    def stop(trainer: pl.Trainer, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 3
+
+    spy = LambdaCallback(
+        on_train_batch_end=stop,
+        on_validation_end=lambda trainer, _: validated.append(trainer.global_step),
+    )
+    options: dict[str, Any] = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0}
+    fit(Line(), tmp_path, exact=True, callbacks=[spy], min_epochs=0, max_epochs=9, **options)
+    assert validated == [3]
+
+
 def test_a_validation_that_has_ended_is_not_repeated(tmp_path: Path) -> None:
     """`RunCheckpoint.on_validation_end`."""
     seen: list[int] = []

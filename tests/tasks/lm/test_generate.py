@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tessera
 import torch
 
 from datamodules.embedded.reference import documents
@@ -95,6 +96,13 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
     (row,) = console.objects(f"{line} --max_new_tokens 20 --quantize int8", TASK)
     assert row["text"] == greedy
+
+
+def test_prompts_are_numbered_over_all_batches(lm_letters: Path) -> None:
+    model = tessera.load(lm_letters, kind=tessera.LanguageModel)
+    with pytest.warns(UserWarning, match="prompt 2") as said:
+        found = model.generate(["The", "q" * 999], batch_size=1, max_new_tokens=4)
+    assert len(found) == 2 and len(said) == 1
 
 
 def test_int8_without_kernels_saves_no_time_and_says_so(
