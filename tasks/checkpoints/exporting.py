@@ -89,7 +89,7 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
         )
     if is_file and os.path.lexists(target) and not target.is_dir():
         raise UsageError(exists_message(target))
-    check_writable(target.parent if is_file else target, "--output")
+    check_writable(target.parent, "--output")
     return target
 
 
