@@ -22,6 +22,8 @@ from tasks.tracking.report import plain
 LABELS_PER_INCH = 11
 PLOT_FRACTION = 0.75  # of a figure; the rest is margins and the colour bar
 LABEL_LENGTH = 10  # of a cell or beside it
+MAX_LINE_TOKENS = 40  # beside each other, where attention is drawn as lines
+MIN_LINE_WEIGHT = 0.05  # that is drawn as a line
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
 MONOSPACE_WIDTH = 0.66  # of a letter in whole pixels, over the size of the font
@@ -32,17 +34,21 @@ TILE = 64  # pixels of a small heat map, at least
 def save_figures(tabs: Mapping[str, Sequence[View]], folder: Path, prefix: str = "") -> list[Path]:
     """Writes each view as TAB-TITLE.svg and .png after a prefix; returns the .svg files.
 
-    Attention over a picture is TAB-TITLE-picture.
+    Attention is also written over the picture, TAB-TITLE-picture, or as lines between tokens,
+    TAB-TITLE-lines, if these are few.
     """
     written = []
     for tab, views in tabs.items():
         for view in views:
             stem = prefix + re.sub(r"\W+", "-", f"{tab} {view.title}".lower()).strip("-")
-            save_figure(DRAW[type(view)](view), folder / stem)
-            written.append(folder / f"{stem}.svg")
+            figures = {stem: DRAW[type(view)](view)}
             if isinstance(view, Heads) and view.image is not None:
-                save_figure(draw_pictures(view), folder / f"{stem}-picture")
-                written.append(folder / f"{stem}-picture.svg")
+                figures[f"{stem}-picture"] = draw_pictures(view)
+            elif isinstance(view, Heads) and max(view.weights.shape[-2:]) <= MAX_LINE_TOKENS:
+                figures[f"{stem}-lines"] = draw_token_lines(view)
+            for name, figure in figures.items():
+                save_figure(figure, folder / name)
+                written.append(folder / f"{name}.svg")
     return written
 
 
@@ -132,6 +138,31 @@ def draw_pictures(view: Heads) -> Any:
     query = f"of {view.queries[0]}" if first else "mean over all queries"
     title = f"{plain(view.title)} to the picture, {query}; bright: more, in each on its own scale"
     figure.suptitle(title, fontsize=8)
+    return figure
+
+
+def draw_token_lines(view: Heads) -> Any:
+    """Lines from queries (left) to keys (right) of each layer and head, of the last step."""
+    from matplotlib.collections import LineCollection
+
+    figure, panels, side = panels_of(view)
+    queries, keys = view.weights.shape[-2:]
+    rows = max(queries, keys)
+    for panel, weights in zip(panels, view.weights[-1].flatten(0, 1), strict=True):  # (N, M)
+        drawn = (weights >= MIN_LINE_WEIGHT).nonzero().tolist()
+        shown = [weights[query, key].item() for query, key in drawn]
+        ends = [((0, query), (1, key)) for query, key in drawn]
+        widths = [0.2 + 1.5 * weight for weight in shown]
+        panel.add_collection(
+            LineCollection(ends, linewidths=widths, colors="tab:blue", alpha=shown)
+        )
+        panel.set(xlim=(-0.02, 1.02), ylim=(rows - 0.5, -0.5))
+    right = panels[-1].twinx()
+    right.set(ylim=(rows - 0.5, -0.5), xticks=[])
+    for axis, labels in ((panels[-view.weights.shape[2]], view.queries), (right, view.keys)):
+        step = -(-len(labels) // int(side * LABELS_PER_INCH))
+        axis.set_yticks(range(0, len(labels), step), [*map(brief, labels[::step])], fontsize=6)
+    figure.suptitle(f"{plain(view.title)}: queries left, keys right", fontsize=8)
     return figure
 
 

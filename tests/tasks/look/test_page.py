@@ -17,6 +17,7 @@ from tasks.look.figures import (
     draw_heads,
     draw_matrix,
     draw_pictures,
+    draw_token_lines,
     draw_tokens,
     save_figures,
 )
@@ -263,10 +264,24 @@ def test_attention_over_a_picture_is_that_of_the_page() -> None:
         close(torch.tensor(heat.get_array()).flatten(), view.weights[0, 0, head].mean(0))
 
 
+def test_lines_between_tokens_are_the_weights() -> None:
+    view = Heads("self", torch.tensor([[[[[0.9, 0.1], [0.02, 0.98]]]]]), ["a", "b"], ["c", "d"])
+    figure = draw_token_lines(view)
+    (lines,) = figure.axes[0].collections
+    assert [path.vertices.tolist() for path in lines.get_paths()] == [
+        [[0, 0], [1, 0]],
+        [[0, 0], [1, 1]],
+        [[0, 1], [1, 1]],  # not b to c: too little
+    ]
+    close(torch.tensor(lines.get_alpha()).float(), torch.tensor([0.9, 0.1, 0.98]))
+    left, right = ([label.get_text() for label in axis.get_yticklabels()] for axis in figure.axes)
+    assert left == ["a", "b"] and right == ["c", "d"]
+
+
 @pytest.mark.slow
 def test_figures_for_papers(tmp_path: Path) -> None:
     found = save_figures(views(), tmp_path)
-    assert len(found) == 8 and tmp_path / "picture-image-picture.svg" in found
+    assert len(found) == 9 and tmp_path / "picture-image-picture.svg" in found
     for path in found:
         assert path.read_text().rstrip().endswith("</svg>")
         assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
