@@ -22,8 +22,8 @@ from tasks.tracking.report import plain
 LABELS_PER_INCH = 11
 PLOT_FRACTION = 0.75  # of a figure; the rest is margins and the colour bar
 LABEL_LENGTH = 10  # of a cell or beside it
-MAX_LINE_TOKENS = 40  # beside each other, where attention is drawn as lines
-MIN_LINE_WEIGHT = 0.05  # that is drawn as a line
+MAX_LINE_TOKENS = 40  # queries or keys of attention that is drawn as lines
+MIN_LINE_WEIGHT = 0.05  # smaller weights have no line, as on the page
 TOKENS_PER_LINE = 20  # cells of a line of texts
 LETTERS_PER_LINE = 160  # of coloured tokens
 MONOSPACE_WIDTH = 0.66  # of a letter in whole pixels, over the size of the font
@@ -142,7 +142,10 @@ def draw_pictures(view: Heads) -> Any:
 
 
 def draw_token_lines(view: Heads) -> Any:
-    """Lines from queries (left) to keys (right) of each layer and head, of the last step."""
+    """A line from query (left) to key (right) for each weight, wider and darker if it is larger.
+
+    A panel for each layer and head, of the last step.
+    """
     from matplotlib.collections import LineCollection
 
     figure, panels, side = panels_of(view)
