@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,7 @@ class SignalHandler:
         self.mode = "exit"
         for number in STOP_SIGNALS:
             signal.signal(number, self)
+        sys.unraisablehook = _repeat_if_ignored
         atexit.register(_ignore_signals)  # registered first, called last
 
     @contextmanager
@@ -112,6 +114,14 @@ def blocked() -> Iterator[None]:
 def unblock() -> None:
     """Let the signals through again."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
+def _repeat_if_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again if Python has ignored its exception, as in `__del__` and at a fork."""
+    if isinstance(unraisable.exc_value, (Stopped, KeyboardInterrupt)):
+        threading.Timer(0.01, os.kill, (os.getpid(), SIGNALS.raised)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _ignore_signals() -> None:

@@ -156,9 +156,9 @@ def draw_token_lines(view: Heads) -> Any:
         shown = [weights[query, key].item() for query, key in drawn]
         ends = [((0, query), (1, key)) for query, key in drawn]
         widths = [0.2 + 1.5 * weight for weight in shown]
-        panel.add_collection(
-            LineCollection(ends, linewidths=widths, colors="tab:blue", alpha=shown)
-        )
+        if drawn:  # `alpha` must not be empty
+            lines = LineCollection(ends, linewidths=widths, colors="tab:blue", alpha=shown)
+            panel.add_collection(lines)
         panel.set(xlim=(-0.02, 1.02), ylim=(rows - 0.5, -0.5))
     right = panels[-1].twinx()
     right.set(ylim=(rows - 0.5, -0.5), xticks=[])

@@ -199,6 +199,28 @@ def test_data_workers_that_get_the_signal_too() -> None:
         assert (process.communicate()[1], process.returncode) == ("", 0)
 
 
+AT_A_FORK = """
+import os, signal, time
+from tasks.cli.signals import SIGNALS, Stopped
+
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))
+SIGNALS.install()
+with SIGNALS.raising():
+    try:
+        if os.fork() == 0:
+            os._exit(0)
+        time.sleep(20)
+    except Stopped:
+        print("stopped")
+"""
+
+
+def test_where_python_ignores_exceptions() -> None:
+    command = [sys.executable, "-c", AT_A_FORK]
+    done = subprocess.run(command, capture_output=True, text=True, env=own())
+    assert (done.stdout, done.stderr, done.returncode) == ("stopped\n", "", 0)
+
+
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     now = "[signal.getsignal(number) for number in (2, 15)]"
     code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"

@@ -278,6 +278,13 @@ def test_lines_between_tokens_are_the_weights() -> None:
     assert left == ["a", "b"] and right == ["c", "d"]
 
 
+def test_a_head_that_attends_everywhere_alike_has_no_lines() -> None:
+    """Each of 25 weights is 0.04."""
+    tokens = [*"abcdefghijklmnopqrstuvwxy"]
+    figure = draw_token_lines(Heads("self", torch.full((1, 1, 1, 25, 25), 0.04), tokens, tokens))
+    assert not figure.axes[0].collections
+
+
 @pytest.mark.slow
 def test_figures_for_papers(tmp_path: Path) -> None:
     found = save_figures(views(), tmp_path)
