@@ -230,6 +230,29 @@ class Tokenizer:
         found.pop(self._backend.id_to_token(unk), None)
         return list(found)
 
+    def bpe_merges(self, text: str) -> Iterator[tuple[tuple[str, str] | None, list[str]]]:
+        """How BPE splits a text (Sennrich 2016, algorithm 1).
+
+        Yields None and the single characters (bytes); then each learned pair that is in the text,
+        the first learned first, and the tokens after it is merged. Raises `UsageError` if the
+        tokenizer is not one of BPE.
+        """
+        if self.kind != "bpe":
+            kind = f"of kind {self.kind}" if self.kind else "of another kind"
+            raise UsageError(
+                f"{self._origin} is {kind} and has no BPE merges: use one of kind bpe."
+            )
+        normalizer, split = self._backend.normalizer, self._backend.pre_tokenizer
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        words = [list(word) for word, _ in split.pre_tokenize_str(text)]
+        yield None, list(chain(*words))
+        for first, second in json.loads(self._backend.to_str())["model"]["merges"]:
+            merged = [_merge(word, first, second) for word in words]
+            if merged != words:
+                words = merged
+                yield (first, second), list(chain(*words))
+
     # Ids to a model's inputs.
 
     def build_inputs(
@@ -293,6 +316,17 @@ class Tokenizer:
         for token, token_id in self.vocab.items():
             starts[token_id] = token_id in special or starts_word(token)
         return starts
+
+
+def _merge(tokens: list[str], first: str, second: str) -> list[str]:
+    """Tokens with each `first` before a `second` joined to it, from left to right."""
+    merged: list[str] = []
+    for token in tokens:
+        if token == second and merged and merged[-1] == first:
+            merged[-1] = first + second
+        else:
+            merged.append(token)
+    return merged
 
 
 def _is_utf8(text: str) -> bool:

@@ -17,6 +17,7 @@ def tokenize(
     ckpt_path: str | None = None,
     tokenizer: TokenizerConfig = DEFAULT,
     max_length: int | None = None,
+    merges: bool = False,
     on_command_line: Collection[str] = (),
 ) -> None:
     """Show the tokens of a text and their ids.
@@ -27,6 +28,7 @@ def tokenize(
         tokenizer: A file, or a kind that is trained on the embedded reviews; by default that of the
             default run.
         max_length: Truncate to this many tokens, special tokens included; null: do not truncate.
+        merges: Show first which pairs BPE merges in the text, one line each.
         on_command_line: Names of the options on the command line.
     """
     if not text.strip():
@@ -45,6 +47,10 @@ def tokenize(
         chosen = Tokenizer.from_json(
             metadata["tokenizer"], metadata["tokenizer_options"]["truncate"]
         )
+    if merges:
+        for pair, pieces in chosen.bpe_merges(text):
+            print(f"{' + '.join(pair) if pair else 'characters':<16}  {' '.join(pieces)}")
+        print()
     (all_ids,) = chosen.encode_batch([text])
     length = len(all_ids) + chosen.num_special_tokens()
     ids, _, truncated = chosen.build_inputs(all_ids, max_length or length)

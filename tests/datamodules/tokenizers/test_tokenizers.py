@@ -258,3 +258,22 @@ def test_texts_that_cannot_be_used() -> None:
                 Tokenizer.train(texts, TokenizerConfig(kind))
     with pytest.raises(UsageError, match=r"text 1502 is not UTF-8: 'a\\udcff'"):
         trained().encode_batch(["fine"] * 1501 + ["a\udcff"])
+
+
+@pytest.mark.parametrize("text", ["The filmfilm, aaaa  was ünbelievably\ndull", "d", " 漢字 good "])
+def test_bpe_merges_end_in_the_tokens_of_the_text(text: str) -> None:
+    tokenizer = trained("bpe", lowercase=True)
+    learned = [tuple(pair) for pair in json.loads(tokenizer.to_json())["model"]["merges"]]
+    (_, start), *steps = tokenizer.bpe_merges(text)
+    assert max(map(len, start)) == 1 and len(start) == len(text.lower().encode())
+    tokens = [start, *(found for _, found in steps)]
+    assert tokens[-1] == tokenizer.convert_ids_to_tokens(encode(tokenizer, text))
+    ranks = [learned.index(pair) for pair, _ in steps if pair]
+    assert len(ranks) == len(steps) and ranks == sorted(set(ranks))
+    for (pair, after), before in zip(steps, tokens, strict=False):
+        assert len(after) == len(before) - after.count("".join(pair or ()))
+
+
+def test_only_bpe_has_merges() -> None:
+    with pytest.raises(UsageError, match="kind word and has no BPE merges"):
+        next(trained("word").bpe_merges("x"))
