@@ -213,9 +213,9 @@ class ImageData(ResumableDataModule):
         if self.image_size and self.image_size >= MUCH_LARGER * min(sides):
             h, w = sides
             self.source.warn_once(
-                f"images of {w} x {h} pixels are enlarged to {self.image_size}: choose a preset "
-                "for small images (digits, cifar_small), or set --model.net.image_size and "
-                "--model.net.patch_size."
+                f"the first image has {w} x {h} pixels and is enlarged to {self.image_size}: "
+                "choose a preset for small images (digits, cifar_small), or set "
+                "--model.net.image_size and --model.net.patch_size."
             )
 
     def _split(self, split: str) -> Records:

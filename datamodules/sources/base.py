@@ -13,6 +13,7 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import MISSING, did_you_mean, is_ignored_folder, path_fault, printable
 from datamodules.utils.splits import split_of
 
+PLACEHOLDER = "FILE_OR_FOLDER_OR_HUB_ID"  # --data.path of the recipes for any text
 MAX_NAME = 40  # characters of the name of a column; a longer one is a sample in a first line
 # `datasets` and the hub put these beside the data.
 METADATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
@@ -242,8 +243,10 @@ def missing_path(
 
     `sources` are all that the task reads; if there are none, `option` takes what is `wanted`.
     """
-    hint = did_you_mean(path)
     takes = f"{wanted}." if not sources else accepted_paths(sources)
+    if path.name == PLACEHOLDER:
+        return f"the config file leaves {option} to you: {option} takes {takes}"
+    hint = did_you_mean(path)
     return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"
 
 

@@ -66,7 +66,7 @@ class Records:
             if any_size or (h, w) == (size, size):
                 return prepare(image)
         except Exception as error:  # each decoder has its own kinds
-            fault = f"is not a readable image ({_reason(error)}): remove it"
+            fault = f"is not a readable image ({reason_of(error)}): remove it"
             if isinstance(error, TooManyPixels):
                 fault = f"{error}, remove it"
             elif isinstance(error, FileNotFoundError) and self.where:
@@ -184,7 +184,7 @@ class TableRecords(NumberedRecords):
         raise ValueError(f"its file {path} lies outside of the data")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """What the system or a decoder says, without file names and lines of torch's source."""
     said = str(getattr(error, "strerror", None) or error).strip()
     if not said or "BytesIO" in said:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -218,12 +219,21 @@ def write_safetensors(task: str, net: Any, metadata: dict[str, Any], path: Path)
 
 
 def save_weights(state: Mapping[str, Tensor], path: Path, **header: str) -> None:
-    """Writes a safetensors file with the permissions of any new file; safetensors sets its own."""
+    """Writes a safetensors file with the permissions of any new file; safetensors sets its own.
+
+    Raises `OSError` where safetensors has its own error, as on a full disk.
+    """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     path.touch()
     mode = path.stat().st_mode
-    save_file({name: value.contiguous() for name, value in state.items()}, path, header)
+    try:
+        save_file({name: value.contiguous() for name, value in state.items()}, path, header)
+    except SafetensorError as error:
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
+        raise
     path.chmod(mode)
 
 

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,17 +64,29 @@ class Entry:
 
 
 def best_checkpoint(path: str | os.PathLike) -> str:
-    """Returns the best checkpoint of a run folder, or else its last; any other path as it is.
+    """Returns the best checkpoint of a run folder, or else its last, with a warning.
+
+    Any other path is returned as it is.
 
     Raises `UsageError` for an ONNX file.
     """
     if Path(path).suffix == ".onnx":
         raise UsageError(onnx_message(path))
-    for name in ("best.ckpt", "last.ckpt"):
-        file = Path(path, "checkpoints", name)
-        if file.is_file():
-            return str(file)
+    best, last = (Path(path, "checkpoints", name) for name in ("best.ckpt", "last.ckpt"))
+    if best.is_file():
+        return str(best)
+    if last.is_file():
+        _warn_of_last(str(path))
+        return str(last)
     return str(path)
+
+
+@cache
+def _warn_of_last(folder: str) -> None:
+    """Warns once that a run folder has no best checkpoint."""
+    from pytorch_lightning.utilities import rank_zero_warn
+
+    rank_zero_warn(f"{folder} has no best.ckpt: its last.ckpt is used")
 
 
 def run_of_checkpoint(path: str) -> Path | None:

@@ -17,6 +17,7 @@ from datamodules.sources import CorpusOptions
 from datamodules.sources.documents import DocumentSource, Piece, split_pieces
 from datamodules.sources.texts import require_texts
 from datamodules.tokenizers import TokenizerConfig
+from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.gpt import Decoder
@@ -169,7 +170,10 @@ def load_tokens(
     data.source.option_prefix = "--data."
     data.source.path_option = "--input"
     data.source.prepare()
-    return data.tokenise(data.source.whole(), "the text")
+    try:
+        return data.tokenise(data.source.whole(), "the text")
+    except DataError as error:
+        raise error if text is None else UsageError(str(error)) from error
 
 
 @torch.inference_mode()

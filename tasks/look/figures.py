@@ -21,6 +21,7 @@ from tasks.tracking.report import plain
 
 LABELS_PER_INCH = 11
 PLOT_FRACTION = 0.75  # of a figure; the rest is margins and the colour bar
+PANEL_FRACTION = 0.65  # of the side of one of several panels; the rest is space between them
 LABEL_LENGTH = 10  # of a cell or beside it
 MAX_LINE_TOKENS = 40  # queries or keys of attention that is drawn as lines
 MIN_LINE_WEIGHT = 0.05  # smaller weights have no line, as on the page
@@ -101,7 +102,7 @@ def panels_of(view: Heads) -> tuple[Any, list[Any], float]:
         panel.set_yticks([])
         if layers * heads > 1:
             panel.set_title(f"layer {layer}, head {head}", fontsize=6, pad=2)
-    return figure, [*panels.flat], side
+    return figure, [*panels.flat], PANEL_FRACTION * side
 
 
 def draw_heads(view: Heads) -> Any:

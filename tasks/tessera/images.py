@@ -15,6 +15,7 @@ from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.random_numbers import rand_of_seeds
 from datamodules.vision.augment import normalise
 from datamodules.vision.decoding import ResizeAndCrop, TooManyPixels, decode, pixels_of
+from datamodules.vision.records import reason_of
 from datamodules.vision.views import VIEWS, ViewsName, average_over_views
 from modules.activations import attention_parts, weight_names
 from modules.models.images import ImageNet
@@ -333,7 +334,7 @@ def decode_image(content: bytes, channels: int, name: str) -> Tensor:
     except TooManyPixels as error:
         raise DataError(f"{name} {error}") from error
     except (OSError, RuntimeError, ValueError, SyntaxError) as error:
-        raise DataError(f"{name} is not an image that can be read ({error})") from error
+        raise DataError(f"{name} is not an image that can be read ({reason_of(error)})") from error
 
 
 @contextmanager

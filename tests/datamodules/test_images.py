@@ -127,7 +127,7 @@ def test_images_that_are_much_enlarged(
     data.setup("test")
     assert not recwarn.list
     data.setup("fit")
-    assert [f"8 x 8 pixels are enlarged to {size}" in str(w.message) for w in recwarn] == [
+    assert [f"8 x 8 pixels and is enlarged to {size}" in str(w.message) for w in recwarn] == [
         True
     ] * warned
 

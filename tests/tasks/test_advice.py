@@ -38,6 +38,25 @@ def test_data_of_a_run_that_are_not_here(console: Console, monkeypatch: Patch) -
     console.refused("test --ckpt_path ../r", "../a.csv does not exist: ../r", task="bert")
 
 
+def test_a_run_without_its_best_checkpoint(console: Console) -> None:
+    write_csv("a.csv")
+    assert run(f"fit --data.path a.csv {NET} {ONE_EPOCH} --run_dir r", "bert") == 0
+    line = "predict --ckpt_path r --text good"
+    best, _ = console.printed(line, "bert")
+    Path("r/checkpoints/best.ckpt").rename("best.ckpt")
+    with pytest.warns(UserWarning, match=r"r has no best.ckpt: its last.ckpt is used"):
+        last, _ = console.printed(line, "bert")
+    assert last == best  # after one epoch
+    Path("r/checkpoints/last.ckpt").unlink()
+    console.refused(line, "no checkpoint 'r'", task="bert")
+
+
+def test_a_recipe_for_any_text_asks_for_one(console: Console) -> None:
+    line = "fit --config configs/lm/shakespeare_char_cpu.yaml"
+    asked = console.refused(line, "the config file leaves --data.path to you", task="lm")
+    assert "FILE_OR_FOLDER" not in asked
+
+
 @pytest.mark.parametrize("task", ["vit", "igpt"])
 def test_images_of_a_probed_model_that_are_not_here(
     task: str, console: Console, monkeypatch: Patch

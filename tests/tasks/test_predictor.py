@@ -111,6 +111,15 @@ def test_what_cannot_be_labelled(runs: Path) -> None:
             predictor(batch)
 
 
+def test_half_a_photo(runs: Path) -> None:
+    """The reason is that of the decoder, without a path of its source."""
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "jpeg")
+    with pytest.raises(tessera.DataError, match=r"read \(decode_jpeg, Image is incomplete"):
+        tessera.load(runs / "vit").predict(content.getvalue()[:999])
+
+
 @pytest.mark.parametrize(("task", "sample"), [("bert", "good"), ("vit", None)])
 def test_example_of_the_docstring(task: str, sample: Any, runs: Path) -> None:
     if sample is None:

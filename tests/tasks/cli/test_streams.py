@@ -95,6 +95,15 @@ def test_a_full_disk_names_the_file() -> None:
     assert "fit" not in error and not list(Path("out").iterdir())
 
 
+def test_an_export_on_a_full_disk(lm_bytes: Path) -> None:
+    line = f"export --ckpt_path {lm_bytes} --format safetensors --output x.safetensors"
+    done = shell(line, "lm", before="ulimit -f 4;")
+    error = done.stderr.decode()
+    assert done.returncode == 1 and error.startswith("error: --output: 'x.safetensors'"), error
+    assert error.count("\n") == 1 and "make room" in error
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize("command", ["fit", "look"])
 def test_only_a_fit_can_be_resumed_on_a_full_disk(command: str, capsys: Capture) -> None:
     with exit_status(False, [], command) as status:
