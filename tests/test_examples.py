@@ -5,10 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import tessera
 
 from modules.feedforward import FEEDFORWARDS, FeedForward
-from tests.helpers.command import ROOT, environment, python
+from tests.helpers.command import ROOT, environment, python, run
+from tests.helpers.tiny import TINY, write_reviews
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "configs/examples").glob("*.py"))
 
@@ -24,7 +28,7 @@ NO_TEST = "warning: The data have no test split: the validation split is tested 
 
 
 def test_all_are_named_where_readers_look() -> None:
-    assert EXAMPLES == ["attention", "own_images", "vary_a_block"]
+    assert EXAMPLES == ["attention", "own_images", "self_training", "vary_a_block"]
     for page in ("README.md", "configs/README.md"):
         text = (ROOT / page).read_text()
         assert all(f"{name}.py" in text for name in EXAMPLES), page
@@ -86,6 +90,39 @@ def test_own_images_needs_a_new_folder(given: str, images: str, tmp_path: Path) 
     done = python(f"configs.examples.own_images {given}", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: {images} exists: give another FOLDER\n"
+
+
+@pytest.mark.slow
+def test_self_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from configs.examples import self_training
+
+    monkeypatch.chdir(tmp_path)
+    write_reviews(tmp_path / "imdb", copies=50)
+    (file,) = Path("imdb").glob("unsupervised-*")
+    texts = [f"{i} {word} films" for i in range(10) for word in ("bad", "good", "odd")]
+    pq.write_table(pa.table({"text": texts, "label": [-1] * len(texts)}), file)
+    options = "--data.dataset.name null --model.optimizer.lr 3e-3 --trainer.max_epochs 2"
+    line = f"fit {TINY['bert']} --data.path imdb {options} --run_dir teacher"
+    assert run(line, "bert") == 0
+    predictions = tessera.load("teacher").predict(texts)
+    probabilities = sorted(prediction.probability for prediction in predictions)
+    monkeypatch.setattr(self_training, "SURE", probabilities[10])
+    added = [
+        (text, prediction.label)
+        for text, prediction in zip(texts, predictions, strict=True)
+        if prediction.probability >= probabilities[10]
+    ]
+    self_training.main("teacher", Path("imdb"), Path("more"))
+    splits = {path.stem: pq.read_table(path).to_pylist() for path in Path("more").iterdir()}
+    (file,) = Path("imdb").glob("train-*")
+    given = [(row["text"], ("neg", "pos")[row["label"]]) for row in pq.read_table(file).to_pylist()]
+    rows = [(row["text"], row["label"]) for name in ("train", "validation") for row in splits[name]]
+    assert sorted(rows) == sorted(given + added) and len(added) < len(texts)
+    assert 1 <= len(splits["validation"]) <= 20 and len(splits["test"]) == 8
+    assert not {row["text"] for row in splits["validation"]} & {*texts}
+    assert run(line.replace("imdb", "more").replace("teacher", "student"), "bert") == 0
+    with pytest.raises(SystemExit, match="^error: more exists: give another OUTPUT$"):
+        self_training.main("teacher", Path("imdb"), Path("more"))
 
 
 @pytest.mark.slow

@@ -220,8 +220,9 @@ class TaskCLI(LightningCLI):
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
+                hint = f"; if a config sets it, add --data.{name} null" * isinstance(value, str)
                 raise UsageError(
-                    f"--data.{name} {value} is not for the source {source}: leave it out"
+                    f"--data.{name} {value} is not for the source {source}: leave it out{hint}"
                 )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

@@ -96,7 +96,7 @@ def freeze(net: nn.Module, layers: int) -> None:
     depths = parameter_depths(net)
     top = max(depths.values())
     option = f"--model.optimizer.freeze is {layers}"
-    require(layers <= top, f"{option}, but the network has {top + 1} layers; lower it.")
+    require(layers <= top, f"{option}, which leaves nothing to train: give at most {top}.")
     for name, parameter in net.named_parameters():
         if depths[name] < layers:
             parameter.requires_grad_(False)

@@ -36,7 +36,9 @@ class Row(NamedTuple):
 
 def main() -> None:
     """Runs a benchmark, or prints the table."""
-    if len(sys.argv) > 1:
+    if "--help" in sys.argv[1:2]:
+        print(__doc__)
+    elif len(sys.argv) > 1:
         record(*sys.argv[1:])
     else:
         print("\n".join(lines()))
