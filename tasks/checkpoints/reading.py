@@ -76,13 +76,13 @@ def best_checkpoint(path: str | os.PathLike) -> str:
     if best.is_file():
         return str(best)
     if last.is_file():
-        _warn_of_last(str(path))
+        _warn_of_last(Path(path).absolute())
         return str(last)
     return str(path)
 
 
 @cache
-def _warn_of_last(folder: str) -> None:
+def _warn_of_last(folder: Path) -> None:
     """Warns once that a run folder has no best checkpoint."""
     from pytorch_lightning.utilities import rank_zero_warn
 

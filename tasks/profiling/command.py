@@ -3,7 +3,8 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -46,10 +47,11 @@ class ProfileOptions:
 
     Args:
         preset: Name of a preset, also of one that is too large to build.
-        config: Config file of `fit`; `--model.net.*` of `fit` replace its options.
+        config: Config file of `fit`, may be given several times, and the later one counts;
+            `--model.net.*` of `fit` replace its options.
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
-        lengths: Tokens of a sample, with commas between them; for vit and mae the sides of images,
-            in pixels. null: the context, and a half, a quarter and an eighth of it.
+        lengths: Tokens of a sample, or for vit and mae the side of an image in pixels, with commas
+            between them; null: the context, and a half, a quarter and an eighth of it.
         widths: Widths d; heads keep their size. null: that of the network.
         depths: Numbers of blocks. null: that of the network.
         batch_sizes: Samples of a batch. null: 1.
@@ -63,7 +65,7 @@ class ProfileOptions:
     """
 
     preset: str | None = None
-    config: str | None = None
+    config: list[str] = field(default_factory=list)
     ckpt_path: str | None = None
     lengths: str | None = None
     widths: str | None = None
@@ -184,19 +186,20 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
         with checkpoint_errors(f"--ckpt_path {options.ckpt_path}"):
             kind = network.kind(entry["net"])
         return options.ckpt_path, load_config(kind, entry["net"])
-    file = options.config or import_module(f"tasks.{task}.__main__").APP.default_config
-    content = read_config(file)
+    files = options.config or [import_module(f"tasks.{task}.__main__").APP.default_config]
+    content: Options = reduce(merge_options, map(read_config, files), {})
+    title = " ".join(files)
     name = content.get("preset")
     name = name or {"vit": "tiny", "seq2seq": "tiny", "mae": "base"}.get(task)  # as their `net`
     own = content.get("model", {}).get("net") or {}
-    with usage_errors(f"--config {file}"):
+    with usage_errors(f"--config {title}"):
         base = preset(network, name) if name else network.kind(own)()
         kind = network.kind(asdict(base) | own)
         if not isinstance(base, kind):  # a preset of another architecture
             base = kind()
         net = merge_options(asdict(base), own)
         net = with_data(net, content, options.vocabulary)
-        return file, from_dict(kind, net, "model.net.")
+        return title, from_dict(kind, net, "model.net.")
 
 
 def assumed_sizes(task: str, config: Any, options: ProfileOptions) -> list[str]:

@@ -215,7 +215,7 @@ def test_other_widths_keep_the_heads() -> None:
 def test_image_gpt_without_options_is_for_the_pixels_of_the_digits() -> None:
     config = chosen_config("igpt", ProfileOptions())[1]
     assert (config.vocabulary, config.max_length) == (17 + 1, 8 * 8)
-    config = chosen_config("igpt", ProfileOptions(config="configs/igpt/cifar10_cpu.yaml"))[1]
+    config = chosen_config("igpt", ProfileOptions(config=["configs/igpt/cifar10_cpu.yaml"]))[1]
     assert (config.vocabulary, config.max_length) == (256 + 1, 16 * 16)
 
 
@@ -235,6 +235,15 @@ BAD = {
     "--preset gpt2 --output file": "--output",
     "--preset gpt2 --output file/below": "--output",
 }
+
+
+def test_configs_are_merged_as_by_fit() -> None:
+    files = ["configs/vit/digits.yaml", "configs/lab/base/digits.yaml"]
+    name, both = chosen_config("vit", ProfileOptions(config=files))
+    _, last = chosen_config("vit", ProfileOptions(config=files[1:]))
+    assert name == " ".join(files)
+    assert both.stack.width == last.stack.width == 48
+    assert (both.image_size, last.image_size) == (8, 224)
 
 
 @pytest.mark.parametrize("line", BAD)
