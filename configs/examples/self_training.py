@@ -1,4 +1,4 @@
-"""Self-training (Yarowsky 1995): a classifier labels texts, and a new one learns from them, too.
+"""Self-training (Yarowsky 1995): a classifier labels texts that another one learns from.
 
     python -m configs.examples.self_training TEACHER FOLDER OUTPUT
 
@@ -6,7 +6,7 @@ TEACHER is a run folder of `python -m tasks.bert fit`. FOLDER has train-*.parque
 and unsupervised-*.parquet with the columns `text` and `label`, as IMDB of the hub. The teacher
 labels the reviews that have no label. OUTPUT gets a training split with all labelled texts and
 those of which the teacher is sure, and a validation and a test split, for `--data.path OUTPUT`.
-The whole way for IMDB, from masked-LM pretraining on all reviews:
+All steps for IMDB, from masked-LM pretraining on all reviews:
 
     export TESSERA_DATA=FOLDER_ABOVE_IMDB
     python -m tasks.mlm fit --config configs/mlm/imdb_cpu.yaml --run_dir runs/pretrained
@@ -17,7 +17,7 @@ The whole way for IMDB, from masked-LM pretraining on all reviews:
         --data.dataset.name null --data.dataset.local null \
         --model.optimizer.lr 1.0e-3 --model.pretrained runs/pretrained --trainer.max_epochs 2
 
-`configs/README.md` has the accuracies of teacher and student.
+`configs/README.md` has accuracies of teachers and students.
 """
 
 import sys
@@ -30,16 +30,16 @@ import pyarrow.parquet as pq
 import tessera
 
 SURE = 0.8  # the least probability of a label that is used
-HELD_OUT = 0.08  # of the labelled texts, for validation
+HELD_OUT = 0.08  # of the labelled texts, for validation; the teacher has read most of them
 Split = dict[str, list[str]]  # the columns "text" and "label"
 
 
 def read(folder: Path, split: str, class_names: list[str]) -> Split:
     """Texts of a split and the names of their classes; those without a class have none."""
-    table = pa.concat_tables(
-        pq.read_table(file, columns=["text", "label"])
-        for file in sorted(folder.glob(f"{split}-*.parquet"))
-    )
+    files = sorted(folder.rglob(f"{split}-*.parquet"))
+    if not files:
+        sys.exit(f"error: {folder} has no {split}-*.parquet: give the folder of IMDB as FOLDER")
+    table = pa.concat_tables(pq.read_table(file, columns=["text", "label"]) for file in files)
     labels = table["label"].to_pylist()  # class indices; -1: unlabelled
     names = [class_names[label] if label >= 0 else "" for label in labels]
     return {"text": table["text"].to_pylist(), "label": names}
@@ -55,7 +55,7 @@ def sure_labels(model: tessera.TextClassifier, texts: list[str]) -> Split:
     """Labels texts and keeps those whose most likely class has a probability of `SURE` or more."""
     labels, sure = [], []
     for prediction in model.predict(texts):
-        assert isinstance(prediction, tessera.Prediction)  # of one class
+        assert isinstance(prediction, tessera.Prediction)  # not of several labels
         labels.append(prediction.label)
         sure.append(prediction.probability >= SURE)
     return select({"text": texts, "label": labels}, np.array(sure))

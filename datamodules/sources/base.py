@@ -245,7 +245,7 @@ def missing_path(
     """
     takes = f"{wanted}." if not sources else accepted_paths(sources)
     if path.name == PLACEHOLDER:
-        return f"the config file leaves {option} to you: {option} takes {takes}"
+        return f"{PLACEHOLDER} stands for your data: {option} takes {takes}"
     hint = did_you_mean(path)
     return f"{printable(path)} {MISSING}{hint}: {option} takes {takes}"
 

@@ -5,7 +5,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,27 +231,28 @@ class Tokenizer:
         return list(found)
 
     def bpe_merges(self, text: str) -> Iterator[tuple[tuple[str, str] | None, list[str]]]:
-        """How BPE splits a text (Sennrich 2016, algorithm 1).
+        """How byte-level BPE splits a text: it merges pairs of tokens (Sennrich 2016, section 3.2).
 
-        Yields None and the single characters (bytes); then each learned pair that is in the text,
-        the first learned first, and the tokens after it is merged. Raises `UsageError` if the
-        tokenizer is not one of BPE.
+        Yields None and the single bytes; then, of the pairs that occur in a word, the one learned
+        first, and the tokens after all its occurrences are merged; and so on until no learned pair
+        occurs. Raises `UsageError` for a tokenizer of another kind.
         """
-        if self.kind != "bpe":
-            kind = f"of kind {self.kind}" if self.kind else "of another kind"
+        model = json.loads(self._backend.to_str())["model"]
+        if self.kind != "bpe" or model["type"] != "BPE" or model.get("ignore_merges"):
+            kind = f"is of kind {self.kind}" if self.kind not in (None, "bpe") else "is another"
             raise UsageError(
-                f"{self._origin} is {kind} and has no BPE merges: use one of kind bpe."
+                f"{self._origin} {kind} and has no byte-level BPE merges: use one of kind bpe."
             )
-        normalizer, split = self._backend.normalizer, self._backend.pre_tokenizer
-        if normalizer is not None:
-            text = normalizer.normalize_str(text)
-        words = [list(word) for word, _ in split.pre_tokenize_str(text)]
+        ranks = {(first, second): rank for rank, (first, second) in enumerate(model["merges"])}
+        if self._backend.normalizer is not None:
+            text = self._backend.normalizer.normalize_str(text)
+        split = self._backend.pre_tokenizer.pre_tokenize_str(text)
+        words = [list(word) for word, _ in split]
         yield None, list(chain(*words))
-        for first, second in json.loads(self._backend.to_str())["model"]["merges"]:
-            merged = [_merge(word, first, second) for word in words]
-            if merged != words:
-                words = merged
-                yield (first, second), list(chain(*words))
+        while present := {pair for word in words for pair in pairwise(word)} & ranks.keys():
+            first, second = min(present, key=ranks.__getitem__)
+            words = [_merge(word, first, second) for word in words]
+            yield (first, second), list(chain(*words))
 
     # Ids to a model's inputs.
 
@@ -319,7 +320,7 @@ class Tokenizer:
 
 
 def _merge(tokens: list[str], first: str, second: str) -> list[str]:
-    """Tokens with each `first` before a `second` joined to it, from left to right."""
+    """Joins each `first` to a `second` that follows it, from left to right."""
     merged: list[str] = []
     for token in tokens:
         if token == second and merged and merged[-1] == first:

@@ -49,7 +49,7 @@ def tokenize(
         )
     if merges:
         for pair, pieces in chosen.bpe_merges(text):
-            print(f"{' + '.join(pair) if pair else 'characters':<16}  {' '.join(pieces)}")
+            print(f"{' + '.join(pair) if pair else 'bytes':<16}  {' '.join(pieces)}")
         print()
     (all_ids,) = chosen.encode_batch([text])
     length = len(all_ids) + chosen.num_special_tokens()

@@ -1,4 +1,4 @@
-"""Checkpoints, read without running code; imports no Lightning, so that `export` starts fast."""
+"""Checkpoints, read without running code; imports Lightning only to warn: `export` starts fast."""
 
 import os
 import pickle
@@ -86,7 +86,7 @@ def _warn_of_last(folder: Path) -> None:
     """Warns once that a run folder has no best checkpoint."""
     from pytorch_lightning.utilities import rank_zero_warn
 
-    rank_zero_warn(f"{folder} has no best.ckpt: its last.ckpt is used")
+    rank_zero_warn(f"{folder} has no best.ckpt, as no validation has ended: last.ckpt is used")
 
 
 def run_of_checkpoint(path: str) -> Path | None:

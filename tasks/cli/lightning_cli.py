@@ -220,7 +220,8 @@ class TaskCLI(LightningCLI):
         for name, value in self.datamodule.unused_options().items():
             if saved.get(f"data.{name}") != value:
                 source = self.config.data.source
-                hint = f"; if a config sets it, add --data.{name} null" * isinstance(value, str)
+                can_be_null = isinstance(value, str)
+                hint = f"; if a config sets it, add --data.{name} null" if can_be_null else ""
                 raise UsageError(
                     f"--data.{name} {value} is not for the source {source}: leave it out{hint}"
                 )

@@ -117,8 +117,9 @@ def unblock() -> None:
 
 
 def _repeat_if_ignored(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again if Python has ignored its exception, as in `__del__` and at a fork."""
-    if isinstance(unraisable.exc_value, (Stopped, KeyboardInterrupt)):
+    """Send a signal again whose exception Python has ignored, as in `__del__` and at a fork."""
+    if isinstance(unraisable.exc_value, (Stopped, KeyboardInterrupt)) and SIGNALS.raised:
+        # later and from another thread: an exception raised here would be ignored, too
         threading.Timer(0.01, os.kill, (os.getpid(), SIGNALS.raised)).start()
     else:
         sys.__unraisablehook__(unraisable)

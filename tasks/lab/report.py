@@ -112,8 +112,8 @@ def table_of_differences(plan: Plan, points: Mapping[Point, Mapping[int, float]]
     header = [*names, "compared with", "pairs", "difference", f"{percent} interval", "verdict"]
     text = "\nDifferences are paired by seed, with Student's t interval. Of 20 comparisons without "
     text += "any effect, one is decided by chance on average. "
-    text += "Inconclusive: the interval contains 0, or its width does not exceed the rounding. "
-    text += "Equal: no pair differs.\n\n"
+    text += "Equal: no pair differs. "
+    text += "Inconclusive: the interval contains 0, or its width does not exceed the rounding.\n\n"
     if any(row[len(names) + 1] == 2 for row in rows):
         text += f"{TWO_PAIRS}\n\n"
     return text + markdown(header, rows)

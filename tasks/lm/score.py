@@ -173,7 +173,9 @@ def load_tokens(
     try:
         return data.tokenise(data.source.whole(), "the text")
     except DataError as error:
-        raise error if text is None else UsageError(str(error)) from error
+        if text is None:
+            raise
+        raise UsageError(str(error)) from error  # the text is an option
 
 
 @torch.inference_mode()

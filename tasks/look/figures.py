@@ -21,7 +21,7 @@ from tasks.tracking.report import plain
 
 LABELS_PER_INCH = 11
 PLOT_FRACTION = 0.75  # of a figure; the rest is margins and the colour bar
-PANEL_FRACTION = 0.65  # of the side of one of several panels; the rest is space between them
+PANEL_FRACTION = 0.65  # of the side of a panel; the rest is the space around it
 LABEL_LENGTH = 10  # of a cell or beside it
 MAX_LINE_TOKENS = 40  # queries or keys of attention that is drawn as lines
 MIN_LINE_WEIGHT = 0.05  # smaller weights have no line, as on the page

@@ -47,8 +47,8 @@ class ProfileOptions:
 
     Args:
         preset: Name of a preset, also of one that is too large to build.
-        config: Config file of `fit`, may be given several times, and the later one counts;
-            `--model.net.*` of `fit` replace its options.
+        config: Config file of `fit`; may be given several times, and later ones override earlier
+            ones. `--model.net.*` of `fit` replace their options.
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
         lengths: Tokens of a sample, or for vit and mae the side of an image in pixels, with commas
             between them; null: the context, and a half, a quarter and an eighth of it.

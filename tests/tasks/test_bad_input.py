@@ -202,7 +202,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "predict --ckpt_path vit.ckpt --text x": "tasks.vit",
         "tokenize --text ' '": "--text",
         "tokenize --text x --tokenizer.file nowhere.json": "nowhere.json",
-        "tokenize --text x --merges true --tokenizer.kind word": "no BPE merges",
+        "tokenize --text x --merges true --tokenizer.kind word": "no byte-level BPE merges",
         "tokenize --text x --max_length 0": "--max_length 0",
         "tokenize --text x --tokenizer.vocabulary 3": " --tokenizer.vocabulary is 3",
         "fit --data.batch_size -3": "--data.batch_size is -3",

@@ -275,5 +275,5 @@ def test_bpe_merges_end_in_the_tokens_of_the_text(text: str) -> None:
 
 
 def test_only_bpe_has_merges() -> None:
-    with pytest.raises(UsageError, match="kind word and has no BPE merges"):
+    with pytest.raises(UsageError, match="kind word and has no byte-level BPE merges"):
         next(trained("word").bpe_merges("x"))

@@ -203,22 +203,30 @@ AT_A_FORK = """
 import os, signal, time
 from tasks.cli.signals import SIGNALS, Stopped
 
-os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGTERM))
+class Faulty:
+    def __del__(self):
+        raise ValueError("of another kind")
+
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal({}))
 SIGNALS.install()
+Faulty()
 with SIGNALS.raising():
     try:
         if os.fork() == 0:
             os._exit(0)
         time.sleep(20)
-    except Stopped:
-        print("stopped")
+    except (KeyboardInterrupt, Stopped) as stop:
+        print(type(stop).__name__)
 """
 
 
-def test_where_python_ignores_exceptions() -> None:
-    command = [sys.executable, "-c", AT_A_FORK]
+@pytest.mark.parametrize("number, name", [(2, "KeyboardInterrupt"), (15, "Stopped")])
+def test_where_python_ignores_exceptions(number: int, name: str) -> None:
+    """A signal is not lost; other exceptions are shown as by Python."""
+    command = [sys.executable, "-c", AT_A_FORK.format(number)]
     done = subprocess.run(command, capture_output=True, text=True, env=own())
-    assert (done.stdout, done.stderr, done.returncode) == ("stopped\n", "", 0)
+    assert (done.stdout, done.returncode) == (f"{name}\n", 0)
+    assert done.stderr.count("Exception ignored") == 1 and "of another kind" in done.stderr
 
 
 def test_a_process_that_only_imports_keeps_its_handlers() -> None:
