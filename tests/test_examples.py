@@ -118,7 +118,12 @@ def test_self_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [(row["text"], ("neg", "pos")[row["label"]]) for row in pq.read_table(file).to_pylist()]
     rows = [(row["text"], row["label"]) for name in ("train", "validation") for row in splits[name]]
     assert sorted(rows) == sorted(given + added) and len(added) < len(texts)
-    assert 1 <= len(splits["validation"]) <= 20 and len(splits["test"]) == 8
+    (file,) = Path("imdb").glob("test-*")
+    tested = [
+        (row["text"], ("neg", "pos")[row["label"]]) for row in pq.read_table(file).to_pylist()
+    ]
+    assert [(row["text"], row["label"]) for row in splits["test"]] == tested
+    assert 1 <= len(splits["validation"]) <= 20 and len(tested) == 8
     assert not {row["text"] for row in splits["validation"]} & {*texts}
     assert run(line.replace("imdb", "more").replace("teacher", "student"), "bert") == 0
     with pytest.raises(SystemExit, match="^error: more exists: give another OUTPUT$"):

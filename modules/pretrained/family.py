@@ -174,6 +174,12 @@ class TransformersFamily(Family[Config]):
         require(act in self.activations, f"activation {quoted(act)} is none of {known}.")
         return options | {"feedforward": self.activations[act]}
 
+    def check_saved(self, state: State, config: Config) -> None:
+        """Raises `ValueError` if weights that could be resized are not of the sizes of a config.
+
+        `state` has their full names.
+        """
+
     @abstractmethod
     def config_from_external(self, settings: Settings) -> Config:
         """Returns the config of our model for their config.json.

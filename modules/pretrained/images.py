@@ -10,6 +10,11 @@ from modules.config import require
 from modules.models.images import ImageConfig
 from modules.models.swin import SwinConfig
 from modules.pretrained import swin, timm, vit
+from modules.pretrained.family import TransformersFamily
+from modules.pretrained.swin_transformers import BY_MODEL_TYPE as SWINS
+from modules.pretrained.swin_transformers import SWIN, SWINV2
+from modules.pretrained.vit_transformers import BY_MODEL_TYPE as VITS
+from modules.pretrained.vit_transformers import DEIT, HUGGINGFACE
 from modules.pretrained.weights import State
 
 
@@ -25,6 +30,7 @@ class Conversion(NamedTuple):
         from_model: From a model of timm to our config; `ValueError` if ours lacks a part.
         from_state: From timm's weights and the config of a model to that of the weights.
         resize: From our weights, their config and another to weights for the sizes of the other.
+        transformers: From a config to the family of transformers whose models are like it.
         for_new_sizes: From a config to one that says what weights need to know if sizes change.
     """
 
@@ -35,6 +41,7 @@ class Conversion(NamedTuple):
     from_model: Callable[[nn.Module], Any]
     from_state: Callable[..., Any]
     resize: Callable[[State, Any, Any], State]
+    transformers: Callable[[Any], TransformersFamily[Any]]
     for_new_sizes: Callable[[Any], Any]
 
 
@@ -54,6 +61,7 @@ CONVERSIONS: dict[str, Conversion] = {
         timm.config_from_timm_model,
         timm.config_from_timm_state,
         vit.resize_vit,
+        lambda config: DEIT if config.distillation_token else HUGGINGFACE,
         lambda config: config,
     ),
     "swin": Conversion(
@@ -64,9 +72,12 @@ CONVERSIONS: dict[str, Conversion] = {
         swin.config_from_timm_swin,
         swin.config_from_swin_state,
         swin.resize_swin,
+        lambda config: SWIN if config.relative_bias == "table" else SWINV2,
         with_pretrained_windows,
     ),
 }
+# Families of transformers by the model_type in config.json.
+TRANSFORMERS: dict[str, TransformersFamily[Any]] = {**VITS, **SWINS}
 TIMM_CLASSES = dict.fromkeys(timm.CLASSES, "vit") | dict.fromkeys(swin.VERSIONS, "swin")
 
 

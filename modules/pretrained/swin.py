@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,15 +21,24 @@ from modules.pretrained.vit import fitting_patches, resize_stem
 from modules.pretrained.weights import Layers, Names, State, drop_other_classifier, weight_names
 
 TABLE = re.compile(r"stages\.(\d+)\..*\.bias\.table")  # our name of a bias of each offset
+# {s} and {p} stand for the numbers of a stage and of the one before it, {i} for that of a block in
+# the stage, {norm} for our name of the norm of patch merging.
 BLOCK = "stages.{s}.stack.blocks.{i}"
+MERGE = "stages.{s}.merge"
 THEIRS = "layers.{s}.blocks.{i}"
-LAYERS = {  # of each block
+LAYERS: Layers = {
+    "embed.stem.conv": "patch_embed.proj",
+    "embed_norm": "patch_embed.norm",
+    f"{MERGE}.{{norm}}": "layers.{s}.downsample.norm",
+    f"{MERGE}.reduction": "layers.{s}.downsample.reduction",
     f"{BLOCK}.norm1": f"{THEIRS}.norm1",
     f"{BLOCK}.attention.attention.qkv": f"{THEIRS}.attn.qkv",
     f"{BLOCK}.attention.attention.output": f"{THEIRS}.attn.proj",
     f"{BLOCK}.norm2": f"{THEIRS}.norm2",
     f"{BLOCK}.feedforward.up": f"{THEIRS}.mlp.fc1",
     f"{BLOCK}.feedforward.down": f"{THEIRS}.mlp.fc2",
+    "norm": "norm",
+    "head.linear": "head.fc",
 }
 TENSORS = {  # of each block; a version has the first or the others
     f"{BLOCK}.attention.bias.table": f"{THEIRS}.attn.relative_position_bias_table",
@@ -40,12 +49,6 @@ TENSORS = {  # of each block; a version has the first or the others
     f"{BLOCK}.attention.attention.qkv.q_bias": f"{THEIRS}.attn.q_bias",
     f"{BLOCK}.attention.attention.qkv.v_bias": f"{THEIRS}.attn.v_bias",
 }
-ONCE: Layers = {
-    "embed.stem.conv": "patch_embed.proj",
-    "embed_norm": "patch_embed.norm",
-    "norm": "norm",
-    "head.linear": "head.fc",
-}
 COMMON = {  # what all models of timm's two classes have
     "stem": "patch",
     "feedforward": "gelu",
@@ -55,15 +58,9 @@ COMMON = {  # what all models of timm's two classes have
     "qk_norm": False,
     "layer_scale": None,
 }
-VERSIONS: dict[str, dict[str, Any]] = {  # timm's class, and what its models have
-    "SwinTransformer": {"attention": "dot", "order": "pre", "relative_bias": "table"},
-    "SwinTransformerV2": {"attention": "cosine", "order": "res_post", "relative_bias": "mlp"},
-}
-
-
-def of_stage(names: Mapping[str, str], stage: int) -> dict[str, str]:
-    """Returns names with the number of a stage."""
-    return {a.replace("{s}", str(stage)): b.replace("{s}", str(stage)) for a, b in names.items()}
+FIRST = {"attention": "dot", "order": "pre", "relative_bias": "table"}  # Liu 2021
+SECOND = {"attention": "cosine", "order": "res_post", "relative_bias": "mlp"}  # Liu 2022
+VERSIONS: dict[str, dict[str, Any]] = {"SwinTransformer": FIRST, "SwinTransformerV2": SECOND}
 
 
 def resize_offsets(table: Tensor, size: int) -> Tensor:
@@ -111,22 +108,23 @@ def resize_table(name: str, value: Tensor, config: SwinConfig) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SwinFamily(Family[SwinConfig]):
-    """How timm names the weights of a Swin; arguments as `Family`."""
+    """How timm, or a library with other `layers` and `tensors`, names the weights of a Swin."""
 
     name: str = "timm"
+    layers: Layers = field(default_factory=lambda: LAYERS)
+    tensors: dict[str, str] = field(default_factory=lambda: TENSORS)
     unused: str = r"relative_position_index|relative_coords_table|attn_mask"
     optional: tuple[str, ...] = ("head.linear.",)
 
     def names(self, config: SwinConfig) -> Names:
-        names = weight_names(ONCE, 0)
-        merge_norm = "last_norm" if config.stack.order == "res_post" else "norm"
+        norm = "last_norm" if config.stack.order == "res_post" else "norm"
+        keys_have_bias = config.stack.attention != "cosine"
+        names: Names = {}
         for stage, depth in enumerate(config.depths):
-            merging: Layers = {
-                f"stages.{stage}.merge.{merge_norm}": f"layers.{stage}.downsample.norm",
-                f"stages.{stage}.merge.reduction": f"layers.{stage}.downsample.reduction",
-            }
-            layers: Layers = dict(of_stage(LAYERS, stage))
-            names |= weight_names(merging | layers, depth, of_stage(TENSORS, stage))
+            parts = {"{s}": f"{stage}", "{p}": f"{stage - 1}", "{norm}": norm}
+            for ours, theirs in weight_names(self.layers, depth, self.tensors).items():
+                if keys_have_bias or not ours.endswith("qkv.bias"):
+                    names[fill(ours, parts)] = tuple(fill(name, parts) for name in theirs)
         return names
 
     def networks(self, config: SwinConfig) -> list[nn.Module]:
@@ -150,6 +148,13 @@ class SwinFamily(Family[SwinConfig]):
         return drop_other_classifier(
             super().weights_from_external(state, config), config.num_classes
         )
+
+
+def fill(name: str, parts: Mapping[str, str]) -> str:
+    """Returns a name with its placeholders replaced."""
+    for placeholder, part in parts.items():
+        name = name.replace(placeholder, part)
+    return name
 
 
 TIMM_SWIN = SwinFamily()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from modules.config import StackConfig
+from modules.config import StackConfig, require
 from modules.models.vit import ViTConfig
 from modules.position import build_position
 from modules.pretrained.family import TransformersFamily
@@ -119,6 +119,11 @@ class TransformersViT(ViTFamily, TransformersFamily[ViTConfig]):
             "model_type": self.architecture.lower(),
             "architectures": [f"{self.architecture}ForImageClassification{self.head}"],
         }
+
+    def check_saved(self, state: State, config: ViTConfig) -> None:
+        wanted = config.prefix_tokens + math.prod(config.grid)
+        rows = state[self.positions].shape[1]
+        require(rows == wanted, f"{self.positions} has {rows} rows, but {wanted} by config.json.")
 
     @property
     def plain_options(self) -> dict[str, str]:

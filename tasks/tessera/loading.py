@@ -11,8 +11,8 @@ from modules.generation.quantized import QuantizationName, prepare
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.pretrained import bert as bert_weights
+from modules.pretrained import images as image_families
 from modules.pretrained import mae as mae_weights
-from modules.pretrained import vit_transformers as vit_weights
 from modules.pretrained.decoder import IMAGE_FAMILIES
 from tasks.bert.architectures import with_weights
 from tasks.checkpoints.pretrained import (
@@ -182,13 +182,13 @@ def from_folder(source: str, option: str) -> Model:
         **lm.FAMILIES,
         **IMAGE_FAMILIES,
         **seq2seq.FAMILIES,
-        **vit_weights.BY_MODEL_TYPE,
+        **image_families.TRANSFORMERS,
         **mae_weights.FAMILIES,
     }
     folder = ModelFolder(str(path), families, option)
     if folder.family in mae_weights.FAMILIES:
         return MaskedImageModel(*mae.with_weights(path, source, option), source)
-    if folder.family in vit_weights.BY_MODEL_TYPE:
+    if folder.family in image_families.TRANSFORMERS:
         return image_weights(source, option)
     if folder.family in lm.FAMILIES:
         return LanguageModel(lm.load_folder(folder), source)

@@ -15,7 +15,6 @@ from datamodules.vision.augment import normalise
 from datamodules.vision.decoding import resizing
 from modules.models.images import IMAGE_PRESETS, ImageConfig, ImageNet
 from modules.pretrained.images import conversion
-from modules.pretrained.vit_transformers import DEIT, HUGGINGFACE
 from tasks.checkpoints.exporting import (
     export_target,
     new_file,
@@ -44,10 +43,10 @@ def export(ckpt_path: str, format: Format, output: str | None = None) -> None:
         ckpt_path: Checkpoint that `fit` wrote.
         format: timm: a folder with weights and config.json, class names, mean and standard
             deviation in it; hf: a folder with weights, config and preprocessing for
-            `AutoModelForImageClassification.from_pretrained`, as ViT or, with a distillation token,
-            as DeiT; onnx: a graph from pixels in [0, 1] to logits, of any batch size, with
-            class names and the preprocessing of pictures in its metadata; safetensors: a file with
-            our own names, config and class names in the header.
+            `AutoModelForImageClassification.from_pretrained`, as ViT, DeiT or Swin; onnx: a graph
+            from pixels in [0, 1] to logits, of any batch size, with class names and the
+            preprocessing of pictures in its metadata; safetensors: a file with our own names,
+            config and class names in the header.
         output: Folder to write, for timm and hf, or a file whose name ends with the format, such as
             model.onnx; null: beside the checkpoint.
     """
@@ -80,7 +79,7 @@ def write_timm(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
 
 
 def write_hf(net: ImageNet, metadata: dict[str, Any], folder: Path) -> str:
-    """Writes weights, `config.json` and preprocessing of transformers' ViT or DeiT.
+    """Writes weights, `config.json` and preprocessing of transformers' ViT, DeiT or Swin.
 
     Returns the code that loads them.
     """
@@ -101,7 +100,7 @@ def to_timm(net: ImageNet, metadata: dict[str, Any]) -> Converted:
 
 def to_hf(net: ImageNet, metadata: dict[str, Any]) -> Converted:
     """Returns config.json and weights of transformers; `ValueError` if it has no such model."""
-    family = DEIT if getattr(net.config, "distillation_token", False) else HUGGINGFACE
+    family: Any = conversion(net.config).transformers(net.config)
     names = metadata["class_names"]
     labels = {
         "problem_type": metadata["problem_type"],

@@ -11,13 +11,12 @@ from datamodules.vision.decoding import resizing
 from modules.config import require
 from modules.models.images import ImageConfig, config_class
 from modules.models.mae import MAEConfig
-from modules.models.vit import ViTConfig
-from modules.pretrained.images import conversion
+from modules.pretrained.images import TRANSFORMERS, conversion
 from modules.pretrained.settings import check_settings
-from modules.pretrained.vit_transformers import BY_MODEL_TYPE, TransformersViT
 from modules.pretrained.weights import drop_other_classifier
 from modules.schema import check_value, from_dict
 from tasks.checkpoints.pretrained import (
+    Families,
     ModelFolder,
     distinct,
     model_folder,
@@ -74,7 +73,7 @@ def find_model(source: str, option: str = PRETRAINED) -> Pretrained:
 class HuggingFaceModel(Pretrained):
     """A folder with the config.json of transformers, of one of some families."""
 
-    families: ClassVar[Mapping[str, TransformersViT]] = BY_MODEL_TYPE
+    families: ClassVar[Families] = TRANSFORMERS
 
     def __init__(self, source: str, option: str, path: Path) -> None:
         super().__init__(source, option)
@@ -89,8 +88,9 @@ class HuggingFaceModel(Pretrained):
                 self.normalisation = read_normalisation(settings)
                 self.resizing = read_resizing(settings)
 
-    def config(self) -> ViTConfig:
-        return self.folder.config
+    def config(self) -> ImageConfig:
+        config: ImageConfig = self.folder.config
+        return config
 
     def read(self) -> State:
         return self.folder.state()
@@ -98,11 +98,8 @@ class HuggingFaceModel(Pretrained):
     def convert(self, state: State, config: Any) -> State:
         family = self.families[self.folder.family]
         weights = family.weights_from_external(state, config)
-        saved = self.folder.config
-        wanted = saved.prefix_tokens + math.prod(saved.grid)
-        table = {family.full_name(name): value for name, value in state.items()}[family.positions]
-        rows = table.shape[1]
-        require(rows == wanted, f"{family.positions} has {rows} rows, but {wanted} by config.json.")
+        named = {family.full_name(name): value for name, value in state.items()}
+        family.check_saved(named, self.folder.config)
         return weights
 
 

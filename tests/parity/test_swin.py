@@ -22,6 +22,7 @@ from modules.pretrained.swin import (
     resize_swin,
     swin_arguments,
 )
+from modules.pretrained.swin_transformers import SWIN, SWINV2
 from modules.schema import from_dict
 from tasks.errors import UsageError
 from tasks.problems import external_targets
@@ -82,38 +83,6 @@ PUBLISHED = {f"swin_{size}": f"swin_{size}_patch4_window7_224" for size in SIZE_
 }
 
 
-THEIR_NAMES = {  # of Hugging Face's files, for timm's
-    "patch_embed.proj": "embeddings.patch_embeddings.projection",
-    "patch_embed.norm": "embeddings.norm",
-    "attn.proj": "attention.output.dense",
-    "attn.": "attention.self.",
-    "cpb_mlp": "continuous_position_bias_mlp",
-    "q_bias": "query.bias",
-    "v_bias": "value.bias",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-    "norm1": "layernorm_before",
-    "norm2": "layernorm_after",
-    "layers.1.downsample": "layers.0.downsample",
-}
-
-
-def hugging_face_weights(net: Swin) -> dict[str, Tensor]:
-    """Weights of a Swin of two stages under the names of Hugging Face's files."""
-    found = {}
-    for name, value in TIMM_SWIN.weights_to_external(net.state_dict(), net.config).items():
-        for old, new in THEIR_NAMES.items():
-            name = name.replace(old, new)
-        name = f"encoder.{name}" if name.startswith("layers") else name
-        name = f"layernorm{name.removeprefix('norm')}" if name.startswith("norm") else name
-        if ".qkv." in name:
-            for part, piece in zip(("query", "key", "value"), value.chunk(3), strict=True):
-                found[name.replace("qkv", part)] = piece
-        else:
-            found[name] = value
-    return found
-
-
 @pytest.mark.parametrize("kind", [SwinModel, Swinv2Model])
 @pytest.mark.parametrize("depths", [(1, 2), (2, 1)], ids=str)
 def test_attention_is_hugging_faces(kind: Any, depths: tuple[int, int]) -> None:
@@ -121,12 +90,13 @@ def test_attention_is_hugging_faces(kind: Any, depths: tuple[int, int]) -> None:
     stack = StackConfig(8, 3, 2, norm_eps=1e-5)
     config = SwinConfig(12, 2, 1, 5, depths=depths, window_size=3, stack=stack)
     net = randomise(Swin(config if kind is SwinModel else second_version(config)))
+    family = SWIN if kind is SwinModel else SWINV2
     sizes: Any = {"image_size": 12, "patch_size": 2, "num_channels": 1, "embed_dim": 8}
     sizes |= {"depths": depths, "num_heads": (2, 4), "window_size": 3}
     theirs, report = kind.from_pretrained(
         None,
         config=kind.config_class(**sizes),
-        state_dict=hugging_face_weights(net),
+        state_dict=family.weights_to_external(net.state_dict(), net.config),
         attn_implementation="eager",
         output_loading_info=True,
     )

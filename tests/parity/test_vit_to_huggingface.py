@@ -140,7 +140,6 @@ def test_what_transformers_does_not_have_is_not_exported(option: str, value: Any
     assert ("--format timm" in str(error.value)) == has_timm
 
 
-@pytest.mark.parametrize("name, named", [("swin_tiny", "architecture"), ("mixer_small", "order")])
-def test_other_networks_are_not_exported(name: str, named: str) -> None:
-    with pytest.raises(ValueError, match=f"ViT models have {named}"):
-        HUGGINGFACE.config_to_external(IMAGE_PRESETS[name])
+def test_a_mixer_is_not_exported() -> None:
+    with pytest.raises(ValueError, match="ViT models have order"):
+        HUGGINGFACE.config_to_external(IMAGE_PRESETS["mixer_small"])

@@ -263,7 +263,10 @@ def test_options_that_a_source_does_not_use(command: str, option: str, console: 
 def test_unused_options_of_config_files_and_checkpoints(console: Console) -> None:
     """Those of a checkpoint are not refused."""
     Path("more.yaml").write_text("data: {source: digits, dataset: {image_column: img}}\n")
-    console.refused("fit --config more.yaml", "--data.dataset.image_column img")
+    error = console.refused("fit --config more.yaml", "--data.dataset.image_column img")
+    advice = error.rpartition("if a config sets it, add ")[2].strip()
+    assert advice == "--data.dataset.image_column null"
+    assert run(f"fit --config more.yaml {advice} --trainer.max_epochs 1", "vit") == 0
     tables()
     options = "--data.dataset.label_column label --data.dataset.name a/b"
     assert run(f"{LINES['bert']} hub {options} --run_dir r", "bert") == 0

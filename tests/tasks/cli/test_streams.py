@@ -95,11 +95,23 @@ def test_a_full_disk_names_the_file() -> None:
     assert "fit" not in error and not list(Path("out").iterdir())
 
 
-def test_an_export_on_a_full_disk(lm_bytes: Path) -> None:
-    line = f"export --ckpt_path {lm_bytes} --format safetensors --output x.safetensors"
-    done = shell(line, "lm", before="ulimit -f 4;")
+@pytest.mark.parametrize(
+    ("task", "format", "output", "file"),
+    [
+        ("lm", "safetensors", "x.safetensors", "x.safetensors"),
+        ("lm", "hf", "x", "x/model.safetensors"),
+        ("vit", "timm", "x", "x/model.safetensors"),
+        ("vit", "onnx", "x.onnx", "x.onnx"),
+    ],
+)
+def test_an_export_on_a_full_disk(
+    task: str, format: str, output: str, file: str, lm_bytes: Path, best: Path
+) -> None:
+    path = {"lm": lm_bytes, "vit": best}[task]
+    line = f"export --ckpt_path {path} --format {format} --output {output}"
+    done = shell(line, task, before="ulimit -f 4;")
     error = done.stderr.decode()
-    assert done.returncode == 1 and error.startswith("error: --output: 'x.safetensors'"), error
+    assert done.returncode == 1 and error.startswith(f"error: --output: '{file}'"), error
     assert error.count("\n") == 1 and "make room" in error
     assert not list(Path().iterdir())
 
