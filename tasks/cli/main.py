@@ -157,7 +157,8 @@ def help_screen(app: App) -> str:
     examples = "".join(f"\n  {program(app.name)} {example}" for example in app.examples)
     examples = f"\n\nexamples:{examples}" * bool(examples)
     options = f"{program(app.name)} COMMAND --help"
-    pad = len(options)
+    presets = f"{program(app.name)} fit --help preset"
+    pad = max(len(options), len(presets))
     has_configs = (Path(__file__).parents[2] / "configs" / app.name).is_dir()
     configs = os.path.join("configs", app.name, "*.yaml")
     configs = f"\n  {configs:<{pad}}   documented examples for --config" * has_configs
@@ -169,5 +170,6 @@ commands:
 {commands}{examples}
 
 more:
-  {options}   the main options and their values; `fit --help all`: every option{configs}
+  {options:<{pad}}   the main options and their values; `fit --help all`: every option
+  {presets:<{pad}}   the networks to choose from: a line about each preset{configs}
   {"tasks/README.md":<{pad}}   your own data, results, how to extend"""

@@ -202,8 +202,7 @@ def timm_model(source: str, pretrained: bool = False, **arguments: Any) -> Any:
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        names = timm.list_models(["vit_*", "swin_*", "swinv2_*"])
-        raise UsageError(unknown_name(name, names, "timm model"))
+        raise UsageError(unknown_name(name, timm.list_models(), "timm model"))
     known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if "." in name and name not in known:
         raise UsageError(unknown_name(name, known, "timm model"))

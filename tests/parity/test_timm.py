@@ -26,7 +26,7 @@ from tasks.vit.pretrained_timm import TimmFiles, TimmModel
 from tests.helpers.marks import slow_except
 from tests.parity.vit import difference, our_vit, timm_model, tiny_timm
 
-PATTERNS = ("vit_*", "deit*", "eva_*", "eva02*", "flexivit*", "test_vit*")
+PATTERNS = ("vit_*", "deit*", "eva_*", "eva02*", "flexivit*", "test_vit*", "mixer*")
 REGISTERED = sorted({name for pattern in PATTERNS for name in timm.list_models(pattern)})
 # Among them: registers, average pooling, layer scale, other widths of heads, tanh GELU.
 LOADED = [
@@ -44,6 +44,7 @@ LOADED = [
     "vit_intern300m_patch14_448",
     "vit_tiny_r_s16_p8_224",
     "deit_tiny_distilled_patch16_224",
+    "mixer_s16_224",
 ]
 REFUSED = [
     "vit_base_patch16_rpn_224",

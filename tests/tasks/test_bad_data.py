@@ -7,14 +7,23 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from datamodules.images import ImageData
 from tests.helpers.command import Console, run
 from tests.helpers.marks import slow_except
-from tests.helpers.results import summary
+from tests.helpers.results import logged, summary
 from tests.helpers.tables import write
-from tests.helpers.tiny import NET, SMALL_LM, SMALL_S2S, picture, write_images, write_pairs
+from tests.helpers.tiny import (
+    FEW_STEPS,
+    NET,
+    SMALL_LM,
+    SMALL_S2S,
+    picture,
+    write_images,
+    write_pairs,
+)
 
 pytestmark = pytest.mark.timeout(120)  # a pipe or a device would be read for ever
 
@@ -266,7 +275,7 @@ def test_unused_options_of_config_files_and_checkpoints(console: Console) -> Non
     error = console.refused("fit --config more.yaml", "--data.dataset.image_column img")
     advice = error.rpartition("if a config sets it, add ")[2].strip()
     assert advice == "--data.dataset.image_column null"
-    assert run(f"fit --config more.yaml {advice} --trainer.max_epochs 1", "vit") == 0
+    assert run(f"fit --config more.yaml {advice} --preset digits {FEW_STEPS}", "vit") == 0
     tables()
     options = "--data.dataset.label_column label --data.dataset.name a/b"
     assert run(f"{LINES['bert']} hub {options} --run_dir r", "bert") == 0
@@ -275,6 +284,22 @@ def test_unused_options_of_config_files_and_checkpoints(console: Console) -> Non
     test = "test --ckpt_path r/checkpoints/best.ckpt --data.path t"
     assert run(test, "bert") == 0
     console.refused(f"{test} --data.dataset.subset x", "--data.dataset.subset", task="bert")
+
+
+@pytest.mark.parametrize("preset", ["digits", "swin_cifar"])
+def test_images_of_one_colour(preset: str) -> None:
+    """They have no variance to divide by."""
+    for number in range(12):
+        path = Path(f"images/train/{CLASSES[number % 2]}/{number}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (200, 10, 10)).save(path)
+    net = f"--preset {preset} --model.net.channels null --model.net.image_size 8"
+    if preset == "swin_cifar":
+        net += " --model.net.window_size 1"
+    line = f"fit {net} --data.path images --data.batch_size 4 --trainer.max_epochs 1"
+    assert run(f"{line} --trainer.log_every_n_steps 1 --run_dir r") == 0
+    losses = logged("r", "train/loss")
+    assert losses and all(0 < loss < 10 for loss in losses)
 
 
 def test_skip_bad_counts(console: Console) -> None:

@@ -1,5 +1,6 @@
 """Students of text teachers on the command line, and teachers that do not fit."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import transformers
 from datamodules.tokenizers import Tokenizer
 from tasks.bert.teacher import load_teacher
 from tasks.errors import UsageError
+from tests.helpers.cases import TWO, assert_same, signal_at
 from tests.helpers.command import Console, run
+from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, logged
 from tests.helpers.tiny import FEW_STEPS, NET, Malicious
 from tests.helpers.tiny_models import close, random_tokens
@@ -55,6 +58,45 @@ def test_kept_outputs_teach_as_those_of_each_step(console: Console) -> None:
     assert logged("true") == pytest.approx(logged("false"), rel=1e-4)
     more = "true --model.teacher.cosine 1 --run_dir other"
     console.refused(f"{line} {more}", "teacher.keep_outputs", "teacher.cosine", task="bert")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", ["cosine 0.5", "keep_outputs true"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_student_resumes_exactly(
+    ranks: int, options: str, server: Server, tmp_path: Path
+) -> None:
+    two = TWO if ranks == 2 else ""
+    line = (
+        f"{STUDENT} --model.teacher.{options} --model.net.stack.dropout 0.1 {two} "
+        "--trainer.precision bf16-mixed --trainer.max_epochs 2 --trainer.limit_train_batches 8 "
+        "--checkpoint.every_n_train_steps 2"
+    )
+    folders = {name: tmp_path / name for name in ("here", "there")}
+    for folder in folders.values():
+        folder.mkdir()
+        server.run(f"{FIT} {SMALL} --run_dir teacher", folder, "bert")
+    server.run(line, folders["there"], "bert", ranks=ranks)
+    running = server.start(line, folders["here"], "bert", signal_at("step"), ranks)
+    (code,) = running.wait(slice(0, 1))
+    running.kill(ranks=slice(1, None))
+    assert code == -signal.SIGKILL
+    server.run("fit --resume r", folders["here"], "bert", ranks=ranks)
+    assert_same(folders["here"] / "r", folders["there"] / "r")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["cosine 0.5", "keep_outputs true"])
+def test_two_processes_learn_what_one_does(options: str, server: Server, tmp_path: Path) -> None:
+    server.run(f"{FIT} {SMALL} --run_dir teacher", tmp_path, "bert")
+    line = f"{STUDENT} --model.teacher.{options} --trainer.limit_test_batches 0"
+    server.run(f"{line} --run_dir one", tmp_path, "bert")
+    server.run(f"{line} {TWO} --data.batch_size 4 --run_dir two", tmp_path, "bert", ranks=2)
+    one, two = (checkpoint(tmp_path / name)["state_dict"] for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        close(two[name], value, atol=2e-3)
 
 
 @pytest.fixture

@@ -25,6 +25,12 @@ from tests.tasks.vit.test_timm import trained
 
 Fit = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
+TINY = "--model.net.image_size 8 --model.net.stack.width 24 --model.net.stack.depth 1"
+SIBLINGS = [
+    f"--preset deit_tiny --model.net.patch_size 2 {TINY}",
+    f"--preset cct_2_3x2 --model.net.patch_size 2 {TINY}",
+    f"--preset hybrid_tiny --model.net.patch_size 8 {TINY}",
+]
 ROTARY = "--model.net.position rotary2d --model.net.stack.feedforward swiglu"
 
 
@@ -80,7 +86,7 @@ def test_what_exists_is_kept(output: str, fit: Fit, console: Console) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [ROTARY, ""])
+@pytest.mark.parametrize("options", [ROTARY, "", *SIBLINGS])
 def test_onnx(options: str, fit: Fit) -> None:
     assert export(fit(options), "onnx", "out.onnx") == 0
     session = onnxruntime.InferenceSession("out.onnx")

@@ -100,7 +100,6 @@ def test_a_full_disk_names_the_file() -> None:
     [
         ("lm", "safetensors", "x.safetensors", "x.safetensors"),
         ("lm", "hf", "x", "x/model.safetensors"),
-        ("vit", "timm", "x", "x/model.safetensors"),
         ("vit", "onnx", "x.onnx", "x.onnx"),
     ],
 )

@@ -19,7 +19,7 @@ from datamodules.vision.augment import normalise
 from tasks.vit.architectures import find_described
 from tasks.vit.frozen import image_data
 from tasks.vit.probe import extract, frozen_network
-from tests.helpers.command import Console, process
+from tests.helpers.command import Console, process, run
 from tests.helpers.results import table
 from tests.helpers.tiny import write_images
 from tests.helpers.tiny_models import close
@@ -64,6 +64,21 @@ def test_classifiers_are_those_of_scikit_learn(best: Path, console: Console) -> 
     assert [float(row["test"]) for row in rows] == pytest.approx(
         [linear["test"], neighbours["test"]], abs=1e-5
     )
+
+
+@pytest.mark.slow
+def test_a_masked_autoencoder(console: Console) -> None:
+    """Its features are those of the network that training from it starts with."""
+    line = "fit --trainer.max_epochs 2 --trainer.limit_test_batches 0 --run_dir r"
+    assert run(line, "mae") == 0
+    console.printed("probe --ckpt_path r --output out")
+    linear, neighbours = results(Path("out/probe.json"))
+    assert linear["test"] > 0.8 and neighbours["test"] > 0.8
+    start = f"{line.replace(' r', ' tuned')} --model.pretrained r --model.optimizer.lr 1e-30"
+    assert run(f"{start} --model.net.pool cls") == 0
+    console.printed("probe --ckpt_path tuned --output tuned_out")
+    found, _ = results(Path("tuned_out/probe.json"))
+    assert found["test"] == pytest.approx(linear["test"], abs=0.01)
 
 
 def test_a_model_of_timm_without_a_classifier(console: Console) -> None:

@@ -233,6 +233,36 @@ def test_our_teacher_sees_what_it_was_trained_on(teacher: Path) -> None:
     close(found.logits(normalise(large, [0.3], [0.4])), expected, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("network", STUDENTS)
+def test_each_network_of_ours_teaches(network: str) -> None:
+    """A DeiT with the mean of both heads."""
+    assert run(f"{FIT} {STUDENTS[network]} --trainer.limit_test_batches 0 --run_dir it") == 0
+    model = tessera.load("it", kind=tessera.ImageClassifier)
+    images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
+    found = load_teacher("it", GREY)
+    mean, std = (model.metadata[name] for name in ("mean", "std"))
+    expected = model.net(normalise(images, mean, std))
+    close(found.logits(normalise(images, [0.3], [0.4])), expected, atol=1e-4)
+
+
+def test_a_model_of_timm_by_name_teaches(monkeypatch: Patch) -> None:
+    """From the cache of the hub, where a download puts it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(Path("cache").resolve()))
+    net = randomise(timm.create_model("test_resnet"))
+    folder = Path(f"cache/models--{net.pretrained_cfg['hf_hub_id'].replace('/', '--')}")
+    (folder / "snapshots/1").mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs/main").write_text("1")
+    save_file(net.state_dict(), folder / "snapshots/1/model.safetensors")
+    names = timm.data.ImageNetInfo("imagenet-1k").label_names()
+    found = load_teacher("timm/test_resnet", {**COLOUR, "class_names": names[::-1]})
+    images = torch.randint(0, 256, (2, 3, *net.pretrained_cfg["input_size"][1:]), dtype=torch.uint8)
+    mean, std = (list(net.pretrained_cfg[name]) for name in ("mean", "std"))
+    logits = found.logits(normalise(images, COLOUR["mean"], COLOUR["std"]))
+    close(logits, net(normalise(images, mean, std)).flip(1), atol=1e-3, rtol=1e-3)
+
+
 @pytest.mark.parametrize("channels", [3, 1])
 def test_any_model_of_timm_in_a_folder_teaches(channels: int) -> None:
     """Grey images are the same in each of its channels."""
@@ -283,6 +313,8 @@ def test_teachers_that_do_not_fit(teacher: Path, console: Console) -> None:
     console.refused(other, "--model.teacher.path nowhere")
     with pytest.raises(UsageError, match="resnet50"):
         load_teacher("torchvision/resnet5", GREY)
+    with pytest.raises(UsageError, match="did you mean 'resnet18'"):
+        load_teacher("timm/resnet_18", GREY)
     with pytest.raises(DataError, match="timm/resnet18"):
         load_teacher("timm/resnet18", GREY)
     with pytest.raises(UsageError, match="10 classes.*have 2.*'0' of the teacher and 'cat' of the"):
