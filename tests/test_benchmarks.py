@@ -27,7 +27,7 @@ SHORT = {  # others: one round
     "record": "",
     "savings": "--rounds 0",
     "seq2seq_step": "--rounds 0",
-    "startup": "--rounds 0",
+    "startup": "--rounds 1",
     "threads": "--rounds 1 --tasks vit --jobs 1 --steps 8",
     "tokenise": "--rounds 1 --texts 2000",
     "tokenised_bleu": "translations.tsv",
@@ -40,7 +40,7 @@ FASTER = {  # row that is faster than the first of its table; head and ratio of 
     "mlm_step": ("tessera", "taken MiB", 0.5),  # 0.35 to 0.40
     "seq2seq_decode": ("tessera", "taken MiB", 1.0),  # 0.57
 }
-ALONE = {*FASTER, "growth"}
+ALONE = {*FASTER, "growth", "startup"}
 
 
 def marked(name: str) -> object:
@@ -72,12 +72,37 @@ def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) ->
         ours, first = found[own].numbers, found[found[own].base].numbers
         assert ours["ratio"] > 1, done.stdout
         assert not head or ours[head] <= most * first[head], done.stdout
+    if name == "startup":
+        found = re.findall(r"^(.{26}) .* (\S+)  (\S+), import \w+$", done.stdout, re.M)
+        assert len(found) >= 5
+        assert all(float(ratio) <= float(most) for _, ratio, most in found), done.stdout
     if name == "gpu":
         assert "left out: nothing" in done.stdout, done.stderr[-2000:]
     if name == "growth":  # of 512 to 4,096 tokens, with the gaps that the allocator leaves
         taken = [float(found) for found in re.findall(r"^length \d+ .* (\d+)$", done.stdout, re.M)]
         assert len(taken) == 4
         assert taken[3] / taken[0] < 8.8, done.stdout
+
+
+VARIANTS = [
+    "lm_generate --batch 8",
+    "lm_generate --plot FILE.png",
+    "lm_step --size tiny",
+    "vit_step --preset mixer",
+    "vit_step --profile",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*VARIANTS, "vit_step --preset deit", "vit_step --preset swin"])
+def test_variant(command: str, tmp_path: Path) -> None:
+    assert f"python -m tests.benchmarks.{command}" in README or command not in VARIANTS
+    name, *options = command.replace("FILE.png", f"{tmp_path}/plot.png").split()
+    line = [sys.executable, "-m", f"tests.benchmarks.{name}", *options, "--rounds", "0"]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=590)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"\d+\.\d", done.stdout), done.stdout
+    assert (tmp_path / "plot.png").exists() == ("--plot" in options)
 
 
 WITHOUT_PEERS: list[str] = []  # stored results whose benchmarks compare nothing

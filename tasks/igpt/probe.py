@@ -20,7 +20,7 @@ from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.errors import UsageError
 from tasks.igpt.architectures import PixelModel, from_checkpoint
 from tasks.inference import DeviceName, on_device
-from tasks.options import build_from_options, merge_options
+from tasks.options import Options, build_from_options, merge_options
 from tasks.probing.classifiers import STRENGTHS, Labelled, accuracy, fit_linear
 from tasks.probing.record import write_record
 from tasks.tracking.csv_files import write_csv
@@ -51,12 +51,10 @@ class LayerAccuracy(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeOptions:
-    """Classify images by logistic regression on the features of each layer (Chen 2020, 2.3).
+    """What to probe. The images are those of the network's training, or those of `--data.*`.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote, or its run folder.
-        path: File or folder with labelled images, as `--data.path` of `fit`; null: the images of
-            the training.
         limit: Largest number of training images, chosen at random.
         device: Where to compute the features; auto: on a GPU if there is one.
         output: Folder for probe.json, probe.csv and probe.png; null: beside the folder of the
@@ -64,31 +62,31 @@ class ProbeOptions:
     """
 
     ckpt_path: str
-    path: str | None = None
     limit: int = 10_000
     device: DeviceName = "auto"
     output: str | None = None
 
 
-def probe(options: ProbeOptions) -> None:
-    """Classify images by the features of each layer, by logistic regression."""
+def probe(options: ProbeOptions, data: Options) -> None:
+    """Classify images by logistic regression on the features of each layer (Chen 2020, 2.3)."""
     if options.limit < 1:
         raise UsageError(f"--limit {options.limit} must be at least 1")
     checkpoint = read_checkpoint(options.ckpt_path, "igpt")
     model = from_checkpoint(checkpoint)
     saved = merge_options(checkpoint[KEY]["config"]["data"], {"palette": None})
-    given = {} if options.path is None else {"path": options.path, "source": None}
-    data = build_from_options(PixelData, saved, given)
-    data.source.path_option = "--path"
-    data.source.recorded_by = options.ckpt_path if options.path is None else None
-    data.set_metadata({**model.metadata, **(class_metadata(data) if given else {})})
-    data.prepare_data()
-    metadata = data.metadata()
+    names_data = bool({"path", "source"} & data.keys())
+    if names_data:
+        saved = merge_options(saved, {"path": None, "source": None})
+    images = build_from_options(PixelData, saved, data, "--data.")
+    images.source.recorded_by = None if names_data else options.ckpt_path
+    images.set_metadata({**model.metadata, **(class_metadata(images) if names_data else {})})
+    images.prepare_data()
+    metadata = images.metadata()
     is_classified = metadata["problem_type"] == "single_label_classification"
     if not is_classified or not metadata["class_names"]:
-        raise UsageError("probe needs images with one class each: name others with --path")
+        raise UsageError("probe needs images with one class each: name others with --data.path")
     model = model._replace(net=on_device(model.net, options.device))
-    found = probe_layers(model, data, options.limit)
+    found = probe_layers(model, images, options.limit)
     print(f"{'layer':>5}{'validation loss':>17}{'accuracy':>10}{'test accuracy':>15}")
     for one in found:
         print(f"{one.layer:>5}{one.val_loss:>17.4f}{one.val:>10.4f}{one.test:>15.4f}")
@@ -97,9 +95,9 @@ def probe(options: ProbeOptions) -> None:
     print(f"lowest validation loss: layer {best.layer}, test accuracy {best.test:.4f}")
     beside = Path(best_checkpoint(options.ckpt_path)).resolve().parent.parent
     folder = beside if options.output is None else Path(options.output)
-    sizes = {split: len(data.dataset(split)) for split in SPLITS}
+    sizes = {split: len(images.dataset(split)) for split in SPLITS}
     sizes["train"] = min(options.limit, sizes["train"])
-    about = {"model": options.ckpt_path, "data": data.origin, "samples": sizes}
+    about = {"model": options.ckpt_path, "data": images.origin, "samples": sizes}
     with made_parents(folder / "probe.csv"):
         note = write_record(folder, about, [one._asdict() for one in found])
         layer, *scores = (list(column) for column in zip(*found, strict=True))

@@ -69,8 +69,7 @@ def test_images_of_a_probed_model_that_are_not_here(
     assert run(f"{line} --run_dir r", task) == 0
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    option = "--data.path" if task == "vit" else "--path"
-    names = ("images does not exist:", "../r was trained with this path", f"add {option} with")
+    names = ("images does not exist:", "../r was trained with this path", "add --data.path with")
     console.refused("probe --ckpt_path ../r", *names, task=task)
 
 

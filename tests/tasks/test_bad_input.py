@@ -260,7 +260,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "SCORE fox.txt --batch_size 0": "batch_size is 0",
     },
     ("igpt", USER): {
-        "probe --data.path images": "unknown option --data.path: did you mean --path?",
+        "probe --path images": "unknown option --path: did you mean --data.path?",
     },
     ("lm", FAILED): {
         "SCORE umlaut.txt": "'ö' (U+00F6)",

@@ -7,6 +7,7 @@ from typing import Any, get_type_hints
 import numpy as np
 import pytest
 import tessera
+import torch
 from tessera.options import GenerationOptions, SamplingOptions, TranslationOptions
 
 from modules.generation.sampling import GenerationConfig
@@ -116,6 +117,24 @@ def test_options_of_generation_are_checked(runs: Path) -> None:
         language.generate("two", nonsense=1)
     names = str(found.value).partition("choose from ")[2]
     assert names.startswith("max_new_tokens, temperature, top_k, top_p")
+
+
+def test_parts_of_a_stream_come_as_they_are_generated(runs: Path) -> None:
+    model = tessera.load(runs / "lm", kind=tessera.LanguageModel)
+    passes: list[int] = []
+    model.net.register_forward_hook(lambda *_: passes.append(1))
+    before = [len(passes) for part in model.stream("two three", max_new_tokens=12) if part]
+    assert len(before) > 2 and before[0] < before[-1] == len(passes)
+
+
+def test_threads_are_set(runs: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        for wanted in (2, 1):
+            tessera.load(runs / "lm", threads=wanted)
+            assert torch.get_num_threads() == wanted
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_a_translation_is_explained_as_it_is_made(translator: Path) -> None:

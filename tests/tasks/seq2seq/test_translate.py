@@ -207,6 +207,8 @@ def test_panels(tmp_path: Path, monkeypatch: Patch) -> None:
     draw(weights, ["a", "b", "$c", "d", "e"], target, tmp_path / "a.png", "png")
     *panels, bar = made[0].axes
     assert bar.get_ylim() == (0, 1)
+    assert made[0].get_supxlabel() == "source tokens (keys)"
+    assert made[0].get_supylabel() == "target tokens (queries)"
     titles = [f"layer {layer}, head {head}" for layer in (0, 1) for head in (0, 1, 2)]
     assert [panel.get_title() for panel in panels] == titles
     for panel, expected in zip(panels, weights.flatten(0, 1), strict=True):
