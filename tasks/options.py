@@ -89,3 +89,8 @@ def as_list(value: Any) -> list[Any]:
     if isinstance(value, Iterable) and not isinstance(value, str | dict):
         return list(value)
     return [value]
+
+
+def names_data(given: Options) -> bool:
+    """Whether options `--data` name data: their path, source or name on the hub."""
+    return bool({"path", "source"} & given.keys()) or "name" in (given.get("dataset") or {})

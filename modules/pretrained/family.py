@@ -175,7 +175,7 @@ class TransformersFamily(Family[Config]):
         return options | {"feedforward": self.activations[act]}
 
     def check_saved(self, state: State, config: Config) -> None:
-        """Raises `ValueError` if weights that could be resized are not of the sizes of a config.
+        """Raises `ValueError` if weights that could be resized have other sizes than config.json.
 
         `state` has their full names.
         """

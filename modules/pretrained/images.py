@@ -30,7 +30,7 @@ class Conversion(NamedTuple):
         from_model: From a model of timm to our config; `ValueError` if ours lacks a part.
         from_state: From timm's weights and the config of a model to that of the weights.
         resize: From our weights, their config and another to weights for the sizes of the other.
-        transformers: From a config to the family of transformers whose models are like it.
+        transformers: From a config to the family of transformers that may have the same model.
         for_new_sizes: From a config to one that says what weights need to know if sizes change.
     """
 

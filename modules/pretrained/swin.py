@@ -22,7 +22,7 @@ from modules.pretrained.weights import Layers, Names, State, drop_other_classifi
 
 TABLE = re.compile(r"stages\.(\d+)\..*\.bias\.table")  # our name of a bias of each offset
 # {s} and {p} stand for the numbers of a stage and of the one before it, {i} for that of a block in
-# the stage, {norm} for our name of the norm of patch merging.
+# the stage, {norm} for our name of the norm of patch merging, which the first stage does not have.
 BLOCK = "stages.{s}.stack.blocks.{i}"
 MERGE = "stages.{s}.merge"
 THEIRS = "layers.{s}.blocks.{i}"
@@ -49,7 +49,7 @@ TENSORS = {  # of each block; a version has the first or the others
     f"{BLOCK}.attention.attention.qkv.q_bias": f"{THEIRS}.attn.q_bias",
     f"{BLOCK}.attention.attention.qkv.v_bias": f"{THEIRS}.attn.v_bias",
 }
-COMMON = {  # what all models of timm's two classes have
+COMMON = {  # what all published Swins have
     "stem": "patch",
     "feedforward": "gelu",
     "norm": "layernorm",
@@ -58,9 +58,12 @@ COMMON = {  # what all models of timm's two classes have
     "qk_norm": False,
     "layer_scale": None,
 }
-FIRST = {"attention": "dot", "order": "pre", "relative_bias": "table"}  # Liu 2021
-SECOND = {"attention": "cosine", "order": "res_post", "relative_bias": "mlp"}  # Liu 2022
-VERSIONS: dict[str, dict[str, Any]] = {"SwinTransformer": FIRST, "SwinTransformerV2": SECOND}
+FIRST_VERSION = {"attention": "dot", "order": "pre", "relative_bias": "table"}  # Liu 2021
+SECOND_VERSION = {"attention": "cosine", "order": "res_post", "relative_bias": "mlp"}  # Liu 2022
+VERSIONS: dict[str, dict[str, Any]] = {
+    "SwinTransformer": FIRST_VERSION,
+    "SwinTransformerV2": SECOND_VERSION,
+}
 
 
 def resize_offsets(table: Tensor, size: int) -> Tensor:
@@ -118,7 +121,7 @@ class SwinFamily(Family[SwinConfig]):
 
     def names(self, config: SwinConfig) -> Names:
         norm = "last_norm" if config.stack.order == "res_post" else "norm"
-        keys_have_bias = config.stack.attention != "cosine"
+        keys_have_bias = config.stack.attention != "cosine"  # which has q_bias and v_bias instead
         names: Names = {}
         for stage, depth in enumerate(config.depths):
             parts = {"{s}": f"{stage}", "{p}": f"{stage - 1}", "{norm}": norm}

@@ -1,6 +1,6 @@
 """Swin of transformers, both versions: weights and config.json, converted both ways."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from modules.config import StackConfig, require
@@ -8,6 +8,7 @@ from modules.models.swin import SwinConfig
 from modules.pretrained.family import TransformersFamily
 from modules.pretrained.settings import (
     ACTIVATIONS,
+    MAX_SIZE,
     Settings,
     build_config,
     check_feedforward,
@@ -20,9 +21,9 @@ from modules.pretrained.settings import (
 from modules.pretrained.swin import (
     BLOCK,
     COMMON,
-    FIRST,
+    FIRST_VERSION,
     MERGE,
-    SECOND,
+    SECOND_VERSION,
     TABLE,
     SwinFamily,
 )
@@ -30,7 +31,9 @@ from modules.pretrained.timm_mixer import mlp_ratio
 from modules.pretrained.weights import Layers, State
 from modules.schema import check_value
 
-OPTIONS = {  # of transformers' config.json -> ours; others follow from several of ours
+# Of transformers' config.json -> ours. embed_dim, num_heads, mlp_ratio and pretrained_window_sizes
+# are converted below. embed_dim is not here because their hidden_size is that of the last stage.
+OPTIONS = {
     "image_size": "image_size",
     "patch_size": "patch_size",
     "num_channels": "channels",
@@ -70,6 +73,7 @@ class TransformersSwin(SwinFamily, TransformersFamily[SwinConfig]):
         default_factory=lambda: {"use_absolute_embeddings": False, "layer_norm_eps": 1e-5}
     )
     activations: Any = field(default_factory=lambda: ACTIVATIONS)
+    unused: str = rf"{SwinFamily.unused}|^(\w+\.)?decoder\.|mask_token$"  # also of SimMIM
     heads: tuple[str, ...] = ("classifier.",)
 
     def config_from_external(self, settings: Settings) -> SwinConfig:
@@ -77,16 +81,15 @@ class TransformersSwin(SwinFamily, TransformersFamily[SwinConfig]):
         options = self.read(settings, StackConfig, SwinConfig)
         options |= read_options(settings, {"embed_dim": "width"}, ("width",), StackConfig)
         depths = options["depths"]
+        require(len(depths) > 0, "depths is []; give the number of blocks of each stage.")
         heads = check_value(list[int], settings.get("num_heads", [3, 6, 12, 24]), "num_heads")
-        doubled = [2**stage * count for stage, count in enumerate(heads[:1] * len(depths))]
         require(
-            len(heads) > 0 and heads == doubled,
-            f"num_heads is {heads}, but must have {len(depths)} numbers, one for each stage, which "
-            "double.",
+            len(heads) > 0 and heads == [2**stage * heads[0] for stage in range(len(depths))],
+            f"num_heads is {heads}; give {len(depths)} numbers, each twice the one before.",
         )
         ratio = check_value(float, settings.get("mlp_ratio", 4.0), "mlp_ratio")
-        name = "pretrained_window_sizes"
-        windows = check_value(tuple[int, ...] | None, settings.get(name), name)
+        hidden = int(ratio * options["width"])
+        require(hidden <= MAX_SIZE, f"mlp_ratio is {ratio}, which is beyond any model.")
         config = build_config(
             SwinConfig,
             options
@@ -94,12 +97,13 @@ class TransformersSwin(SwinFamily, TransformersFamily[SwinConfig]):
             | {
                 "depth": sum(depths),
                 "heads": heads[0],
-                "mlp_width": int(ratio * options["width"]),
+                "mlp_width": hidden,
                 "mlp_dropout": 0.0,
-                "pretrained_windows": windows if windows and all(windows) else None,
                 "num_classes": count_classes(settings, "ImageClassification"),
             },
         )
+        if config.relative_bias == "mlp":
+            config = replace(config, pretrained_windows=pretrained_windows(settings, config))
         self.check_windows(config)
         return config
 
@@ -133,35 +137,70 @@ class TransformersSwin(SwinFamily, TransformersFamily[SwinConfig]):
         self.check_windows(config)
 
     def check_windows(self, config: SwinConfig) -> None:
-        """Raises `ValueError` if transformers cannot run a model's windows, or pads them otherwise.
+        """Raises `ValueError` if transformers has other windows, or cannot run the model.
 
-        It pads before the shift, and has tables for `window_size` only.
+        It pads before the shift, and we pad after it. Its first version has a table for
+        `window_size` only; its second takes sides of odd grids as rounded down.
         """
         stages = zip(config.depths, config.grids, config.window_sizes, strict=True)
         for stage, (depth, grid, window) in enumerate(stages):
             tokens = f"the {grid} tokens of a side of stage {stage}"
             require(
                 depth == 1 or grid % window == 0,
-                f"in transformers window_size {window} must divide {tokens}.",
+                f"window_size {window} does not divide {tokens}, and transformers pads such "
+                "windows differently; choose a window_size that divides it.",
             )
-            require(
-                config.relative_bias == "mlp" or config.window_size <= grid,
-                f"in transformers' Swin window_size {config.window_size} must be at most {tokens}.",
-            )
+            if config.relative_bias == "table":
+                require(
+                    config.window_size <= grid,
+                    f"window_size {config.window_size} is larger than {tokens}, which "
+                    "transformers' Swin cannot run; choose a smaller one.",
+                )
+            else:
+                theirs = min(config.window_size, config.grid[0] // 2**stage)
+                require(
+                    theirs == window,
+                    f"transformers' Swinv2 has windows of {theirs} for {tokens}, not of {window}; "
+                    "choose a smaller window_size.",
+                )
 
     def check_saved(self, state: State, config: SwinConfig) -> None:
-        """As in the base class: tables have a row for each offset in the windows of a config."""
-        tables = {name: theirs for name, (theirs, *_) in self.names(config).items()}
-        for ours, theirs in tables.items():
+        """Raises `ValueError` unless patches and tables have the sizes of `config`."""
+        names = {ours: theirs for ours, (theirs, *_) in self.names(config).items()}
+        for ours, theirs in names.items():
             found = TABLE.fullmatch(ours)
             if found and theirs in state:
                 rows = (2 * config.window_sizes[int(found[1])] - 1) ** 2
                 got = len(state[theirs])
                 require(got == rows, f"{theirs} has {got} rows, but {rows} by config.json.")
+        patches = names["embed.stem.conv.weight"]
+        if patches in state:
+            sides = tuple(state[patches].shape[2:])
+            size = config.patch_size
+            require(
+                sides == (size, size),
+                f"{patches} has patches of {sides}, but patch_size is {size} by config.json.",
+            )
+
+
+def pretrained_windows(settings: Settings, config: SwinConfig) -> tuple[int, ...] | None:
+    """Returns the window sizes of the first training; None: those of `config`.
+
+    0 in a config.json means that the stage was first trained with the windows that it has.
+    """
+    name = "pretrained_window_sizes"
+    sizes = check_value(tuple[int, ...] | None, settings.get(name), name)
+    if not sizes or not any(sizes):
+        return None
+    require(
+        len(sizes) == len(config.depths),
+        f"{name} is {[*sizes]}; give {len(config.depths)} numbers, one for each stage.",
+    )
+    return tuple(size or own for size, own in zip(sizes, config.window_sizes, strict=True))
 
 
 def transformers_swin(architecture: str, version: dict[str, Any]) -> TransformersSwin:
-    """Returns the family of a version, whose models have these options."""
+    """Returns the family of `architecture`; `version` has the options that its models share."""
     name = architecture.lower()
     block = f"{name}.encoder.layers.{{s}}.blocks.{{i}}"
     attention = f"{block}.attention"
@@ -171,8 +210,8 @@ def transformers_swin(architecture: str, version: dict[str, Any]) -> Transformer
         f"{MERGE}.{{norm}}": f"{name}.encoder.layers.{{p}}.downsample.norm",
         f"{MERGE}.reduction": f"{name}.encoder.layers.{{p}}.downsample.reduction",
         f"{BLOCK}.norm1": f"{block}.layernorm_before",
-        f"{BLOCK}.attention.attention.qkv": (
-            *(f"{attention}.self.query", f"{attention}.self.key", f"{attention}.self.value"),
+        f"{BLOCK}.attention.attention.qkv": tuple(
+            f"{attention}.self.{part}" for part in ("query", "key", "value")
         ),
         f"{BLOCK}.attention.attention.output": f"{attention}.output.dense",
         f"{BLOCK}.norm2": f"{block}.layernorm_after",
@@ -201,6 +240,8 @@ def transformers_swin(architecture: str, version: dict[str, Any]) -> Transformer
     )
 
 
-SWIN = transformers_swin("Swin", FIRST)
-SWINV2 = transformers_swin("Swinv2", SECOND)
+# Their Swinv2 adds the mask of shifted windows twice; both masks leave a weight of 0, unless scores
+# differ by 100 or more, as only very narrow heads with the largest scale may have them.
+SWIN = transformers_swin("Swin", FIRST_VERSION)
+SWINV2 = transformers_swin("Swinv2", SECOND_VERSION)
 BY_MODEL_TYPE: dict[str, TransformersSwin] = {"swin": SWIN, "swinv2": SWINV2}

@@ -20,7 +20,7 @@ from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.errors import UsageError
 from tasks.igpt.architectures import PixelModel, from_checkpoint
 from tasks.inference import DeviceName, on_device
-from tasks.options import Options, build_from_options, merge_options
+from tasks.options import Options, build_from_options, merge_options, names_data
 from tasks.probing.classifiers import STRENGTHS, Labelled, accuracy, fit_linear
 from tasks.probing.record import write_record
 from tasks.tracking.csv_files import write_csv
@@ -74,12 +74,13 @@ def probe(options: ProbeOptions, data: Options) -> None:
     checkpoint = read_checkpoint(options.ckpt_path, "igpt")
     model = from_checkpoint(checkpoint)
     saved = merge_options(checkpoint[KEY]["config"]["data"], {"palette": None})
-    names_data = bool({"path", "source"} & data.keys())
-    if names_data:
-        saved = merge_options(saved, {"path": None, "source": None})
+    is_named = names_data(data)
+    if is_named:
+        other = {"path": None, "source": None, "dataset": {"class_names": None}}
+        saved = merge_options(saved, other)
     images = build_from_options(PixelData, saved, data, "--data.")
-    images.source.recorded_by = None if names_data else options.ckpt_path
-    images.set_metadata({**model.metadata, **(class_metadata(images) if names_data else {})})
+    images.source.recorded_by = None if is_named else options.ckpt_path
+    images.set_metadata({**model.metadata, **(class_metadata(images) if is_named else {})})
     images.prepare_data()
     metadata = images.metadata()
     is_classified = metadata["problem_type"] == "single_label_classification"
@@ -109,21 +110,21 @@ def probe(options: ProbeOptions, data: Options) -> None:
     print(f"wrote {folder / 'probe.csv'}, probe.json and probe.png{note}")
 
 
-def class_metadata(data: PixelData) -> dict[str, object]:
+def class_metadata(images: PixelData) -> dict[str, object]:
     """Returns the classes of other images than those of the training."""
-    names = data.source.checked_class_names()
+    names = images.source.checked_class_names()
     return {"class_names": names, "num_classes": len(names)}
 
 
-def probe_layers(model: PixelModel, data: PixelData, limit: int) -> list[LayerAccuracy]:
+def probe_layers(model: PixelModel, images: PixelData, limit: int) -> list[LayerAccuracy]:
     """Returns the accuracies of all layers."""
-    classes = len(data.metadata()["class_names"])
-    indices = {split: [*range(len(data.dataset(split)))] for split in SPLITS}
+    classes = len(images.metadata()["class_names"])
+    indices = {split: [*range(len(images.dataset(split)))] for split in SPLITS}
     order = epoch_permutation(len(indices["train"]), seed=0, epoch=0)
     indices["train"] = order[:limit].sort().values.tolist()
     with progress_bar("features", sum(map(len, indices.values()))) as advance:
         train, val, test = (
-            all_features(model, data, split, indices[split], advance) for split in SPLITS
+            all_features(model, images, split, indices[split], advance) for split in SPLITS
         )
     found = []
     with progress_bar("classifiers", len(train)) as advance:
@@ -146,13 +147,13 @@ def probe_layers(model: PixelModel, data: PixelData, limit: int) -> list[LayerAc
 
 def all_features(
     model: PixelModel,
-    data: PixelData,
+    images: PixelData,
     split: str,
     indices: list[int],
     advance: Callable[[int], object],
 ) -> list[Labelled]:
     """Returns features and classes of some images of a split, for each layer."""
-    dataset = data.dataset(split)
+    dataset = images.dataset(split)
     device = next(model.net.parameters()).device
     parts = []
     labels = []

@@ -9,7 +9,7 @@ from datamodules.images import ImageData
 from datamodules.utils.errors import require_same
 from datamodules.vision.augment import normalise
 from tasks.errors import UsageError
-from tasks.options import Options, accepted_options, build_from_options, merge_options
+from tasks.options import Options, accepted_options, build_from_options, merge_options, names_data
 
 
 def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Options) -> ImageData:
@@ -27,14 +27,14 @@ def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Option
         UsageError: No option names data, or one is wrong or contradicts the model.
     """
     dataset = given.get("dataset") or {}
-    names_data = bool({"path", "source"} & given.keys()) or "name" in dataset
+    is_named = names_data(given)
     has_labels = bool(saved) and saved.get("source") != "images"
-    if not has_labels and not names_data:
+    if not has_labels and not is_named:
         raise UsageError(
             f"{named} comes without images with classes: give --data.path or --data.source"
         )
     saved = accepted_options(ImageData, **saved)
-    if names_data:
+    if is_named:
         saved = merge_options(saved, {"path": None, "source": None})
     size = own["image_size"]
     require_same("image_size", given.get("image_size"), size)
@@ -44,7 +44,7 @@ def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Option
     saved = merge_options(saved, {"image_size": size, "dataset": {**known, "class_names": None}})
     data = build_from_options(ImageData, saved, given, "--data.")
     data.crops_training = True
-    data.source.recorded_by = None if names_data else named
+    data.source.recorded_by = None if is_named else named
     data.prepare_data()
     return data
 

@@ -101,7 +101,7 @@ class AnyTimmFiles(TimmFiles):
             foreign = sorted(arguments.keys() & signature(timm.create_model).parameters.keys())
             require(not foreign, f"model_args must not have {', '.join(foreign)}.")
             sizes = {"num_classes": self.settings.get("num_classes"), **arguments}
-            net = timm_model(str(self.settings["architecture"]), **sizes)
+            net = timm_model(str(self.settings["architecture"]), like=["*"], **sizes)
         try:
             net.load_state_dict(self.state)
         except RuntimeError as error:
@@ -119,7 +119,7 @@ def find_timm(source: str, option: str) -> Found:
     """Finds `timm/<model>`."""
     advice = f"fetch config.json and model.safetensors elsewhere, and give {option} FOLDER"
     with downloading(source, advice):
-        net = timm_model(source, pretrained=True)
+        net = timm_model(source, pretrained=True, like=["*"])
     named = f"{option} {source}"
     return from_timm(named, net, net.pretrained_cfg, imagenet_classes(net.num_classes))
 

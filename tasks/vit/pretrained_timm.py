@@ -23,6 +23,8 @@ from tasks.problems import external_targets
 from tasks.training.distillation import TEACHER
 from tasks.vit.pretrained_base import Pretrained, checked_resizing
 
+OURS = ("vit_*", "deit*", "mixer_*", "swin_*", "swinv2_*")  # names of models like ours
+
 
 class TimmModel(Pretrained):
     """A model of timm by its name, `timm/<model>`."""
@@ -196,13 +198,18 @@ def imagenet_classes(count: int | None) -> tuple[list[str] | None, list[str] | N
     return synsets, distinct(list(map(info.index_to_description, range(len(synsets)))), synsets)
 
 
-def timm_model(source: str, pretrained: bool = False, **arguments: Any) -> Any:
-    """Builds timm's model for `timm/<name>`; raises `UsageError` if timm has no such model."""
+def timm_model(
+    source: str, pretrained: bool = False, like: Sequence[str] = OURS, **arguments: Any
+) -> Any:
+    """Builds timm's model for `timm/<name>`.
+
+    Raises `UsageError` if timm has no such model; it suggests a name `like` these patterns.
+    """
     import timm
 
     name = source.removeprefix("timm/")
     if not timm.is_model(name):
-        raise UsageError(unknown_name(name, timm.list_models(), "timm model"))
+        raise UsageError(unknown_name(name, timm.list_models([*like]), "timm model"))
     known = timm.list_pretrained(f"{name.partition('.')[0]}.*")
     if "." in name and name not in known:
         raise UsageError(unknown_name(name, known, "timm model"))

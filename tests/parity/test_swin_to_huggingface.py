@@ -10,11 +10,18 @@ import tessera
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from transformers import SwinForImageClassification, Swinv2ForImageClassification
+from transformers import (
+    SwinForImageClassification,
+    SwinForMaskedImageModeling,
+    SwinModel,
+    Swinv2ForImageClassification,
+    Swinv2Model,
+)
 
 from modules.config import StackConfig
 from modules.models.images import config_class
 from modules.models.swin import SWIN_PRESETS, Swin, SwinConfig, second_version
+from modules.pretrained.swin import resize_swin
 from modules.pretrained.swin_transformers import BY_MODEL_TYPE
 from modules.schema import from_dict
 from tasks.errors import UsageError
@@ -99,7 +106,7 @@ def test_an_export_loads_there_and_here(version: int, option: str, value: Any) -
 def test_what_transformers_does_not_have_is_not_exported(
     version: int, option: str, value: Any
 ) -> None:
-    name = option.removeprefix("stack.").partition("_")[0].replace("image", "window")
+    name = option.removeprefix("stack.").replace("image", "window")
     net = changed(version, option, value)
     with pytest.raises(UsageError, match=rf"{name}.*--format .*onnx or safetensors"):
         write_hf(net, metadata_of(net.config), Path())
@@ -110,8 +117,90 @@ def test_windows_larger_than_a_stage() -> None:
     """The first version of theirs has tables for the full window only, and fails."""
     net = changed(2, "window_size", 20)
     assert_equal(net, exported(net))
-    with pytest.raises(UsageError, match="window_size 20 must be at most the 16 tokens"):
+    with pytest.raises(UsageError, match="window_size 20 is larger than the 16 tokens"):
         exported(changed(1, "window_size", 20))
+
+
+@pytest.mark.parametrize("window", [8, 20])
+def test_windows_of_odd_grids(window: int) -> None:
+    """The second version of theirs takes half of 15 tokens as 7, where 8 follow from padding."""
+    config = replace(second_version(TINY), image_size=30, window_size=window)
+    with pytest.raises(UsageError, match="has windows of 7 for the 8 tokens of a side of stage 1"):
+        exported(Swin(config))
+    their_folder(KINDS[1], image_size=30, window_size=window)
+    with pytest.raises(UsageError, match="has windows of 7"):
+        tessera.load("theirs")
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {  # what config.json of microsoft's says, at the least
+    "swin-tiny-patch4-window7-224": {"path_norm": True, "hidden_size": 768, "num_layers": 4},
+    "swinv2-tiny-patch4-window16-256": {
+        "image_size": 256,
+        "window_size": 16,
+        "pretrained_window_sizes": [0, 0, 0, 0],
+    },
+    "swinv2-large-patch4-window12to16-192to256-22kto1k-ft": {
+        "image_size": 256,
+        "window_size": 16,
+        "embed_dim": 192,
+        "num_heads": [6, 12, 24, 48],
+        "depths": [2, 2, 18, 2],
+        "pretrained_window_sizes": [12, 12, 12, 6],
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name: str) -> None:
+    settings = {
+        **{"embed_dim": 96, "depths": [2, 2, 6, 2], "num_heads": [3, 6, 12, 24]},
+        **{"image_size": 224, "patch_size": 4, "num_channels": 3, "window_size": 7},
+        **{"mlp_ratio": 4.0, "qkv_bias": True, "hidden_act": "gelu", "drop_path_rate": 0.1},
+        **{"use_absolute_embeddings": False, "layer_norm_eps": 1e-5, "num_labels": 1000},
+        "model_type": name.partition("-")[0],
+        **PUBLISHED[name],
+    }
+    family = BY_MODEL_TYPE[settings["model_type"]]
+    settings["architectures"] = [f"{family.architecture}ForImageClassification"]
+    config = family.config_from_external(settings)
+    given = settings.get("pretrained_window_sizes", [0])
+    assert config.pretrained_windows == (tuple(given) if any(given) else None)
+    if settings["window_size"] == 16:
+        assert config.window_sizes == [16, 16, 16, 8]
+    preset = SWIN_PRESETS[name.replace("-", "_").partition("_patch4")[0]]
+    assert config.depths == preset.depths
+    assert config.stack == replace(preset.stack, mlp_dropout=0.0)
+    theirs = on_meta(KINDS[family.architecture == "Swinv2"], family_config(family, settings))
+    net = on_meta(Swin, config)
+    assert sum(p.numel() for p in theirs.parameters()) == sum(p.numel() for p in net.parameters())
+
+
+def family_config(family: Any, settings: dict[str, Any]) -> Any:
+    """Their config of a config.json."""
+    return KINDS[family.architecture == "Swinv2"].config_class.from_dict(settings)
+
+
+def test_windows_of_the_first_training() -> None:
+    """A stage without one was trained with its own."""
+    theirs = their_folder(KINDS[1], pretrained_window_sizes=[6, 0])
+    model = tessera.load("theirs", kind=tessera.ImageClassifier)
+    assert model.net.config.pretrained_windows == (6, 4)
+    assert_equal(model.net, theirs)
+
+
+@pytest.mark.parametrize("kind", [SwinModel, SwinForMaskedImageModeling, Swinv2Model])
+def test_models_without_a_classifier_start_a_training(kind: Any) -> None:
+    theirs = their_folder(kind)
+    with pytest.raises(UsageError, match="train one from it with --model.pretrained"):
+        tessera.load("theirs")
+    saved = pretrained_options("theirs")["model"]["net"] | {"num_classes": 5}
+    net = Swin(from_dict(config_class(saved), saved)).eval()
+    load_pretrained(net, "theirs", metadata_of(net.config))
+    images = torch.rand(2, 3, 32, 32)
+    base = getattr(theirs, "swin", theirs)
+    with torch.inference_mode():
+        expected = base(images).last_hidden_state.mean(1)
+        torch.testing.assert_close(net.features(images), expected, atol=1e-5, rtol=0)
 
 
 def exported(net: Swin) -> Any:
@@ -144,6 +233,11 @@ def test_a_folder_of_theirs_in_python_and_for_other_sizes(kind: Any) -> None:
     larger = Swin(from_dict(config_class(saved), saved | {"image_size": 48, "window_size": 6}))
     load_pretrained(larger.eval(), "theirs", model.metadata)
     images = torch.rand(2, 3, 48, 48)
+    own: Any = model.net
+    expected = Swin(larger.config).eval()
+    expected.load_state_dict(resize_swin(own.state_dict(), own.config, larger.config))
+    with torch.inference_mode():
+        assert torch.equal(larger(images), expected(images))
     if kind is KINDS[1]:  # its bias is computed for any window
         theirs = kind.from_pretrained(
             "theirs", image_size=48, window_size=6, pretrained_window_sizes=[4, 4]
@@ -154,7 +248,7 @@ def test_a_folder_of_theirs_in_python_and_for_other_sizes(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(["swin_tiny", "swinv2_tiny"], [*SWIN_PRESETS][:-2]))
-def test_presets_have_the_published_parameters(name: str) -> None:
+def test_configs_of_presets_go_there_and_back(name: str) -> None:
     config = SWIN_PRESETS[name]
     family = BY_MODEL_TYPE["swin" if config.relative_bias == "table" else "swinv2"]
     settings = family.config_to_external(config) | {"num_labels": config.num_classes}
@@ -170,20 +264,22 @@ def test_presets_have_the_published_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"num_heads": [2, 2]}, "num_heads is [2, 2], but must have 2 numbers"),
-        ({"num_heads": [2]}, "num_heads is [2], but must have 2 numbers"),
-        ({"num_heads": []}, "num_heads is [], but must have 2 numbers"),
+        ({"num_heads": [2, 2]}, "num_heads is [2, 2]; give 2 numbers, each twice the one before"),
+        ({"num_heads": [2]}, "num_heads is [2]; give 2 numbers, each twice the one before"),
+        ({"num_heads": []}, "num_heads is []; give 2 numbers, each twice the one before"),
         ({"num_heads": "2, 4"}, "num_heads"),
         ({"embed_dim": None}, "config.json lacks embed_dim"),
         ({"embed_dim": 10**12}, "embed_dim"),
-        ({"depths": [], "num_heads": []}, "num_heads"),
+        ({"depths": [], "num_heads": []}, "depths is []; give the number of blocks"),
         ({"depths": 3}, "depths"),
         ({"use_absolute_embeddings": True}, "use_absolute_embeddings"),
         ({"layer_norm_eps": 1e-6}, "layer_norm_eps"),
-        ({"mlp_ratio": "4"}, "mlp_ratio"),
+        ({"mlp_ratio": "4"}, "mlp_ratio is '4', but must be"),
+        ({"mlp_ratio": 1e30}, "mlp_ratio is 1e+30, which is beyond any model"),
+        ({"patch_size": 4, "image_size": 64}, "has patches of (2, 2), but patch_size is 4"),
         ({"mlp_ratio": 2.7}, "feedforward.up"),
         ({"window_size": 8}, "relative_position_bias_table has 49 rows, but 225 by config.json"),
-        ({"window_size": 5}, "window_size 5 must divide the 8 tokens of a side of stage 1"),
+        ({"window_size": 5}, "window_size 5 does not divide the 8 tokens of a side of stage 1"),
         ({"image_size": 33}, "image_size"),
     ],
     ids=str,

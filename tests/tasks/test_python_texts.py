@@ -128,13 +128,9 @@ def test_parts_of_a_stream_come_as_they_are_generated(runs: Path) -> None:
 
 
 def test_threads_are_set(runs: Path) -> None:
-    threads = torch.get_num_threads()
-    try:
-        for wanted in (2, 1):
-            tessera.load(runs / "lm", threads=wanted)
-            assert torch.get_num_threads() == wanted
-    finally:
-        torch.set_num_threads(threads)
+    for wanted in (2, 1):
+        tessera.load(runs / "lm", threads=wanted)
+        assert torch.get_num_threads() == wanted
 
 
 def test_a_translation_is_explained_as_it_is_made(translator: Path) -> None:

@@ -201,6 +201,20 @@ def test_embed_is_the_mean_over_the_pixels(trained: Path) -> None:
     torch.testing.assert_close(found[2], model.embed(images[2]))
 
 
+def test_probe_of_other_images(trained: Path, console: Console) -> None:
+    """With classes of their own; options that contradict the model are refused."""
+    write_images(Path("images"), ("cat", "dog"), count=12, side=8)
+    line = f"probe {CKPT} {trained} --output p"
+    console.printed(f"{line} --data.path images", "igpt")
+    record = json.loads(Path("p/probe.json").read_text())
+    assert record["data"].endswith("images") and sum(record["samples"].values()) >= 24
+    assert all(0 <= one["test"] <= 1 for one in record["results"])
+    console.printed(f"{line} --data.source digits", "igpt")
+    assert json.loads(Path("p/probe.json").read_text())["samples"]["test"] == 359
+    console.refused(f"{line}2 --data.image_size 16", "--data.image_size", task="igpt")
+    console.refused(f"{line}2 --data.palette_size 3", "--data.palette_size", task="igpt")
+
+
 def test_probe(trained: Path, console: Console) -> None:
     line = f"probe {CKPT} {trained} --output p --limit"
     out, _ = console.printed(f"{line} 200", "igpt")

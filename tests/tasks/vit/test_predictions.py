@@ -1,4 +1,4 @@
-"""Labels of images: in each format, the likeliest classes only, and of a column of paths."""
+"""Labels of images: as tables and JSON Lines, the likeliest classes, and of a column of paths."""
 
 import csv
 import json
@@ -33,4 +33,6 @@ def test_formats_and_likeliest_classes(best: Path, console: Console) -> None:
         assert row["label"] == entry["label"] == cells["label"] == found.label
         assert entry["probabilities"] == pytest.approx(found.probabilities, abs=2e-6)
         assert len(entry["probabilities"]) == 2
+        for name, probability in found.probabilities.items():
+            assert name in [*row.values()] and str(probability)[:5] in " ".join(row.values())
     assert [Path(row["path"]).name for row in rows] == ["a.png", "b.png"]
