@@ -36,12 +36,12 @@ class OneDnnLinear(torch.autograd.Function):
         grad = grads[0]
         a, b = ctx.saved_tensors
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
-        grad_a = product(grad, b.T) if needs_a else None
-        grad_b = None
+        grad_b = None  # first, because oneDNN copies both of its factors for it
         if needs_b and len(b) > a.shape[1]:  # oneDNN splits the longer side
             grad_b = product(a.T, grad.T).T
         elif needs_b:
             grad_b = product(grad.T, a.T)
+        grad_a = product(grad, b.T) if needs_a else None
         grad_bias = grad.sum(0) if needs_bias else None
         return grad_a, grad_b, grad_bias
 
