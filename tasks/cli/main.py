@@ -157,11 +157,11 @@ def help_screen(app: App) -> str:
     examples = "".join(f"\n  {program(app.name)} {example}" for example in app.examples)
     examples = f"\n\nexamples:{examples}" * bool(examples)
     options = f"{program(app.name)} COMMAND --help"
-    presets = f"{program(app.name)} fit --help preset"
-    pad = max(len(options), len(presets))
+    pad = len(options)
     has_configs = (Path(__file__).parents[2] / "configs" / app.name).is_dir()
     configs = os.path.join("configs", app.name, "*.yaml")
-    configs = f"\n  {configs:<{pad}}   documented examples for --config" * has_configs
+    more = "documented examples for --config; `fit --help preset`: networks for --preset"
+    configs = f"\n  {configs:<{pad}}   {more}" * has_configs
     return f"""{app.title}
 
 usage: {program(app.name)} COMMAND [options]
@@ -170,6 +170,5 @@ commands:
 {commands}{examples}
 
 more:
-  {options:<{pad}}   the main options and their values; `fit --help all`: every option
-  {presets:<{pad}}   the networks to choose from: a line about each preset{configs}
+  {options}   the main options and their values; `fit --help all`: every option{configs}
   {"tasks/README.md":<{pad}}   your own data, results, how to extend"""

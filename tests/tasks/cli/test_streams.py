@@ -104,9 +104,9 @@ def test_a_full_disk_names_the_file() -> None:
     ],
 )
 def test_an_export_on_a_full_disk(
-    task: str, format: str, output: str, file: str, lm_bytes: Path, best: Path
+    task: str, format: str, output: str, file: str, lm_letters: Path, best: Path
 ) -> None:
-    path = {"lm": lm_bytes, "vit": best}[task]
+    path = {"lm": lm_letters, "vit": best}[task]
     line = f"export --ckpt_path {path} --format {format} --output {output}"
     done = shell(line, task, before="ulimit -f 4;")
     error = done.stderr.decode()
