@@ -214,7 +214,7 @@ class ImageData(ResumableDataModule):
             h, w = sides
             self.source.warn_once(
                 f"the first image has {w} x {h} pixels and is enlarged to {self.image_size}: "
-                "choose a preset for small images (digits, cifar_small), or set "
+                "choose a preset for small images (digits, cifar_small, swin_cifar), or set "
                 "--model.net.image_size and --model.net.patch_size."
             )
 

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +183,8 @@ def with_trust(message: str) -> str:
     """A message about a choice that does not exist, with how to add one's own; others unchanged."""
     if "choose one of" not in message or TRUST in message:
         return message
-    return f"{message.rstrip('.')}; for one of your own, set {TRUST} to its module"
+    advice = f"set {TRUST} to its module, or import it first in Python"
+    return f"{message.rstrip('.')}; for one of your own, {advice}"
 
 
 def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
@@ -199,8 +200,12 @@ def unknown_name(name: str, known: Iterable[str], kind: str) -> str:
     return f"unknown {kind} '{name}': {hint}{choices}"
 
 
-def unknown_option(name: str, known: Iterable[str]) -> str:
+def unknown_option(
+    name: str, known: Iterable[str], elsewhere: Callable[[str], str] = lambda name: ""
+) -> str:
     """The message about an unknown option, with those that end like it, or the nearest one.
+
+    `elsewhere` says where else an option is known, or "".
 
     >>> unknown_option("--dpeth", ["--depth"])
     'unknown option --dpeth: did you mean --depth?'
@@ -214,11 +219,13 @@ def unknown_option(name: str, known: Iterable[str]) -> str:
         ends.setdefault(option.rpartition(".")[2].removeprefix("--"), []).append(option)
     found = [
         option for last in OTHER_NAMES.get(word, word).split() for option in ends.get(last, [])
-    ]
+    ] or ends.get(word, [])
+    if not found and (where := elsewhere(name)):
+        return f"unknown option {name}: {where}"
     near = {
         last: options for last, options in ends.items() if differing_parts_are_similar(word, last)
     }
-    found = found or ends.get(word) or nearest_option(name, near)
+    found = found or nearest_option(name, near)
     if not found and (close := difflib.get_close_matches(word, near, 1, cutoff=0.7)):
         found = near[close[0]]
     hint = f"did you mean {' or '.join(found[:3])}?" if found else "`--help all` lists them all"

@@ -253,9 +253,10 @@ def missing_path(
 def accepted_paths(sources: Mapping[str, type[Source]]) -> str:
     """What --data.path takes, as the end of a message."""
     kinds = [f"{source.example} ({name})" for name, source in sources.items() if source.example]
+    hub_id = "uoft-cs/cifar10" if "digits" in sources else "stanfordnlp/imdb"
     return (
-        f"a path such as {' or '.join(kinds)}, or an id of the hub such as stanfordnlp/imdb; or "
-        "set --data.source."
+        f"a path such as {' or '.join(kinds)}, or an id of the hub such as {hub_id}; or set "
+        "--data.source."
     )
 
 

@@ -209,7 +209,11 @@ SWIN_ARGUMENTS = {*swin_arguments(SwinConfig()), "pretrained_window_sizes", "str
 def swin_settings(config: SwinConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the config.json of timm for the same model; arguments and errors as for a ViT."""
     eps = config.stack.norm_eps
-    require(eps == 1e-5, f"its models have norm_eps 1e-05, this one {eps}")
+    require(
+        eps == 1e-5,
+        f"its models have norm_eps 1e-05, this one {eps}; --model.net.stack.norm_eps 1e-5 of fit "
+        "changes it",
+    )
     name = timm_class(config)
     architecture = "swin_tiny_patch4_window7_224"
     if name == "SwinTransformerV2":

@@ -216,7 +216,11 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
         ValueError: timm has no such model, with the option.
     """
     stack = config.stack
-    require(stack.norm_eps == 1e-6, f"its models have norm_eps 1e-06, this one {stack.norm_eps}")
+    require(
+        stack.norm_eps == 1e-6,
+        f"its models have norm_eps 1e-06, this one {stack.norm_eps}; --model.net.stack.norm_eps "
+        "1e-6 of fit changes it",
+    )
     arguments = timm_arguments(config)
     pool = arguments["global_pool"]
     if stack.order == "parallel":

@@ -63,7 +63,7 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
         elif command == "--version":
             print(f"tessera {__version__}")
         elif command not in app.commands:
-            raise UsageError(unknown_name(command, app.commands, "command"))
+            raise UsageError(unknown_command(app, command))
         else:
             if is_process and (line := opening_line(app, command, rest)):
                 print(line, flush=True)
@@ -74,6 +74,18 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
             with SIGNALS.raising():  # a signal raises an exception, so that files are cleaned up
                 run()
     return status.code
+
+
+def unknown_command(app: App, command: str) -> str:
+    """The message about a command that a task does not have, with the tasks that have it."""
+    from tasks.tessera.command import TASKS
+    from tasks.tessera.command import app as find
+
+    owners = [f"tasks.{task}" for task in TASKS if command in find(task).commands]
+    if not owners:
+        return unknown_name(command, app.commands, "command")
+    verb = "have" if len(owners) > 1 else "has"
+    return f"tasks.{app.name} has no command '{command}', but {', '.join(owners)} {verb}"
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:

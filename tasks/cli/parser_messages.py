@@ -14,7 +14,7 @@ Its errors hold a text only, so these patterns follow its wording; what matches 
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tasks.cli.app import TRUST
 from tasks.errors import unknown_option
@@ -56,8 +56,13 @@ SENTENCES = {  # jsonargparse's message, and ours
 }
 
 
-def one_sentence(message: str, options: list[str]) -> str:
-    """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one."""
+def one_sentence(
+    message: str, options: list[str], elsewhere: Callable[[str], str] = lambda name: ""
+) -> str:
+    """jsonargparse's message as one sentence, with the nearest of `options` for an unknown one.
+
+    `elsewhere` as of `unknown_option`.
+    """
     message = re.sub(r"\s*\n\s*(- )?", " ", message.strip()).removeprefix('Parser key "config": ')
     if found := re.search(r"Importing '(([\w-]+)[\w.-]*)' is not allowed", message):
         return (
@@ -66,7 +71,7 @@ def one_sentence(message: str, options: list[str]) -> str:
         )
     if found := re.search(UNKNOWN_OPTION, message):
         name = next(filter(None, found.groups())).removeprefix("--")
-        return unknown_option(f"--{name}", options)
+        return unknown_option(f"--{name}", options, elsewhere)
     message = as_typed(message, options)
     if found := re.fullmatch(WRONG_VALUE, message):
         return wrong_value(*found.groups())

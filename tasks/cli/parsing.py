@@ -27,6 +27,7 @@ from tasks.cli.config_files import (
     yaml_problem,
 )
 from tasks.cli.help_screens import HelpFormatter, take_help
+from tasks.cli.other_options import who_has
 from tasks.cli.own_modules import OWN_MODULES
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
@@ -106,12 +107,15 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
+        line = (self.usage or self.prog).removesuffix(
+            " [options]"
+        )  # of the program and the command
+        task, command = line.replace("python -m tasks.", "").split()[-2:]
         if re.search(r"arguments are required: ckpt_path\b", message):
-            task, command = self.prog.replace("python -m tasks.", "").split()[-2:]
             raise UsageError(needs_checkpoint(command, task)) from ex
-        raise UsageError(
-            one_sentence(message, [f"--{name}" for name in self.known_options()])
-        ) from ex
+        options = [f"--{name}" for name in self.known_options()]
+        elsewhere = partial(who_has, task=task)
+        raise UsageError(one_sentence(message, options, elsewhere)) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
         """Options of a YAML text; errors name the origin in its first line, a comment."""

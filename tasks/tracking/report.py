@@ -177,7 +177,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     side = min(2.2 + 0.35 * len(names), 13)  # inches, as all sizes here
     margin = 0.6 + text_width(labels)  # of tick labels and the axis' own
     width = margin + side + 0.2
-    height = margin + side + 0.4
+    height = margin + side + 0.6
     figure = matplotlib.figure.Figure(figsize=(width, height), dpi=120)
     # Fixed margins: a layout that measures all texts takes as long as the drawing.
     axis = figure.add_axes((margin / width, margin / height, side / width, side / height))
@@ -187,7 +187,7 @@ def draw_confusion(counts: Tensor, names: Sequence[str], path: Path | BinaryIO) 
     axis.set(
         xlabel="predicted class",
         ylabel="true class",
-        title=f"accuracy {counts.trace() / counts.sum():.4f}; colour: fraction of each row",
+        title=f"accuracy {counts.trace() / counts.sum():.4f}\ncolour: fraction of each row",
     )
     if len(names) <= MOST_LABELS:
         axis.set_xticks(ticks, labels, rotation=90)

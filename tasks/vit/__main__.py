@@ -7,7 +7,7 @@ from tasks.cli.main import main
 
 APP = App(
     name="vit",
-    title="Tessera ViT: image classification with a Vision Transformer",
+    title="Tessera ViT: image classification with a Vision Transformer or a relative",
     task="tasks.vit.task:ViTTask",
     data="datamodules.images:ImageData",
     presets="modules.models.images:IMAGE_PRESETS",

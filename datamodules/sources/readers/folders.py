@@ -180,7 +180,7 @@ class ClassFolders(LabelledSource[S]):
         similar = get_close_matches(name, names, 1)
         advice = [f"rename it to {similar[0]}"] if similar else []
         if folder == train:
-            advice.append("add it to --data.dataset.class_names")
+            advice.append("for a new training add it to --data.dataset.class_names")
         elif train is not None:
             advice.append(f"put training {self.noun} into {train / name}")
         fault = f"is not one of the {len(names)} classes ({shortened(names)})"

@@ -90,7 +90,7 @@ def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
     ("--output x", "did you mean --run_dir?"),
     ("--model tiny", "did you mean --preset?"),
     ("--data my_images", "did you mean --data.path my_images?"),
-    ("--model.net.tied true", "--model.net.tied: `"),  # nothing is near
+    ("--model.net.tied true", "tasks.lm and tasks.igpt have it"),  # nothing is near
 ])  # fmt: skip
 def test_options_by_their_usual_names(given: str, meant: str, console: Console) -> None:
     console.refused(f"fit {given}", meant)
@@ -384,7 +384,10 @@ def test_debug_shows_the_traceback() -> None:
 def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
     """A process without torch still says what it is about to do, but not for an answer."""
     for line, shown in (
-        ("fit", "task    image classification with a Vision Transformer: fit with configs/vit/"),
+        (
+            "fit",
+            "with a Vision Transformer or a relative: fit with configs/vit/",
+        ),
         ("fit --data.path photos", ": fit with --data.path photos ...\n"),
         ("test --ckpt_path=old", ": test with --ckpt_path old ...\n"),
         ("fit --print_config", ""),

@@ -1,0 +1,27 @@
+"""Options and commands that another task has, or another network of the same task."""
+
+import pytest
+
+from tests.helpers.command import Console
+
+CASES = {
+    "lm": {
+        "fit --model.label_smoothing 0.1": "tasks.vit, tasks.bert and tasks.seq2seq have it",
+        "fit --model.net.patch_size 2": "tasks.vit and tasks.mae have it, tasks.lm does not",
+    },
+    "vit": {
+        "fit --model.mask.probability 0.3": "tasks.mlm has it, tasks.vit does not",
+        "fit --model.net.window_size 2": "add --model.net.architecture swin or --preset swin_cifar",
+    },
+    "seq2seq": {"fit --model.net.stack.depth 2": "did you mean --model.net.decoder.depth or"},
+    "mae": {
+        "probe --ckpt_path r": "tasks.mae has no command 'probe', but tasks.vit, tasks.igpt have"
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("task", "line"), [(task, line) for task, lines in CASES.items() for line in lines]
+)
+def test_who_has_it_is_said(task: str, line: str, console: Console) -> None:
+    console.refused(line, CASES[task][line], task=task)
