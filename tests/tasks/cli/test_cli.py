@@ -384,10 +384,7 @@ def test_debug_shows_the_traceback() -> None:
 def test_the_first_line_comes_before_torch(tmp_path: Path) -> None:
     """A process without torch still says what it is about to do, but not for an answer."""
     for line, shown in (
-        (
-            "fit",
-            "with a Vision Transformer or a relative: fit with configs/vit/",
-        ),
+        ("fit", "with a Vision Transformer or a relative: fit with configs/vit/"),
         ("fit --data.path photos", ": fit with --data.path photos ...\n"),
         ("test --ckpt_path=old", ": test with --ckpt_path old ...\n"),
         ("fit --print_config", ""),
