@@ -36,7 +36,8 @@ class OneDnnLinear(torch.autograd.Function):
         grad = grads[0]
         a, b = ctx.saved_tensors
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
-        grad_b = None  # first, because oneDNN copies both of its factors for it
+        # The gradient of the weights comes first: oneDNN copies both factors for it.
+        grad_b = None
         if needs_b and len(b) > a.shape[1]:  # oneDNN splits the longer side
             grad_b = product(a.T, grad.T).T
         elif needs_b:

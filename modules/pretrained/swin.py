@@ -211,8 +211,8 @@ def swin_settings(config: SwinConfig, metadata: Mapping[str, Any]) -> dict[str, 
     eps = config.stack.norm_eps
     require(
         eps == 1e-5,
-        f"its models have norm_eps 1e-05, this one {eps}; --model.net.stack.norm_eps 1e-5 of fit "
-        "changes it",
+        f"its models have norm_eps 1e-05, this one {eps}: train with "
+        "--model.net.stack.norm_eps 1e-5",
     )
     name = timm_class(config)
     architecture = "swin_tiny_patch4_window7_224"

@@ -218,8 +218,8 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
     stack = config.stack
     require(
         stack.norm_eps == 1e-6,
-        f"its models have norm_eps 1e-06, this one {stack.norm_eps}; --model.net.stack.norm_eps "
-        "1e-6 of fit changes it",
+        f"its models have norm_eps 1e-06, this one {stack.norm_eps}: train with "
+        "--model.net.stack.norm_eps 1e-6",
     )
     arguments = timm_arguments(config)
     pool = arguments["global_pool"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+TASKS = ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
 TRUST = "TESSERA_TRUST"  # variable: modules of the user to import, separated by commas
 TRAINER_COMMANDS = {
     "fit": "train, keep the best checkpoint, test it",
@@ -74,6 +75,12 @@ class App:
         if self.predict_input is None:
             del commands["predict"]
         return commands | {name: text for name, (text, _) in self.extra_commands.items()}
+
+
+def app(task: str) -> App:
+    """The command line of a task."""
+    found: App = importlib.import_module(f"tasks.{task}.__main__").APP
+    return found
 
 
 def load(target: str) -> Any:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tasks import __version__
-from tasks.cli.app import App, load, program, remember_start
+from tasks.cli.app import TASKS, App, load, program, remember_start
+from tasks.cli.app import app as find_app
 from tasks.cli.signals import SIGNALS, unblock
 from tasks.cli.text_io import open_standard_streams
 from tasks.distributed.variables import drop_unusable_variables
@@ -78,14 +79,12 @@ def run_command(app: App, arguments: Sequence[str], is_process: bool = False) ->
 
 def unknown_command(app: App, command: str) -> str:
     """The message about a command that a task does not have, with the tasks that have it."""
-    from tasks.tessera.command import TASKS
-    from tasks.tessera.command import app as find
+    from tasks.cli.other_options import who
 
-    owners = [f"tasks.{task}" for task in TASKS if command in find(task).commands]
+    owners = [f"tasks.{task}" for task in TASKS if command in find_app(task).commands]
     if not owners:
         return unknown_name(command, app.commands, "command")
-    verb = "have" if len(owners) > 1 else "has"
-    return f"tasks.{app.name} has no command '{command}', but {', '.join(owners)} {verb}"
+    return f"unknown command '{command}': {who(owners)} it; choose from {', '.join(app.commands)}"
 
 
 def take_debug(arguments: Sequence[str]) -> tuple[bool, list[str]]:

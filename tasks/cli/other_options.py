@@ -1,38 +1,46 @@
 """Options of all tasks, for the message about one that a command does not have."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import get_args, get_type_hints
 
-from tasks.cli.app import load
-from tasks.tessera.command import TASKS, app
+from tasks.cli.app import TASKS, app, load
 
 SWIN = "tasks.vit.task:SwinTask"  # what --model.net.architecture swin takes
 
 
-def who_has(option: str, task: str) -> str:
-    """Says which tasks' `fit` has an option that a command of `task` does not have, or "".
+def who_has(option: str, task: str, command: str) -> str:
+    """Says which tasks' `fit` has an option that this `fit` does not have, or "".
 
-    >>> who_has("--model.mask.probability", "lm")
+    >>> who_has("--model.mask.probability", "lm", "fit")
     'tasks.mlm has it, tasks.lm does not'
     """
+    if task not in TASKS or command != "fit":  # a program of the user; a command with few options
+        return ""
     name = option.removeprefix("--")
     owners = [other for other in TASKS if name in names_of_task(other)]
-    if task not in TASKS or task in owners:  # a program of the user; another command has it
-        return ""
     if task == "vit" and name in {*names(load(SWIN), "model")}:
         return "a Swin has it: add --model.net.architecture swin or --preset swin_cifar"
-    if not owners:
+    if not owners or task in owners:  # nobody has it, or another network of this task
         return ""
-    *first, last = [f"tasks.{owner}" for owner in owners]
-    listed = f"{', '.join(first)} and {last} have" if first else f"{last} has"
-    return f"{listed} it, tasks.{task} does not"
+    return f"{who([f'tasks.{owner}' for owner in owners])} it, tasks.{task} does not"
+
+
+def who(owners: Sequence[str]) -> str:
+    """The subject and the verb of a sentence about what some tasks have.
+
+    >>> who(["a"]), who(["a", "b", "c"])
+    ('a has', 'a, b and c have')
+    """
+    *first, last = owners
+    return f"{', '.join(first)} and {last} have" if first else f"{last} has"
 
 
 def names_of_task(task: str) -> set[str]:
-    """The options of a task's `fit` below `model` and `data`."""
+    """The options of a task's `fit` below `model` and `data`, without those that follow others."""
     known = app(task)
-    return {*names(load(known.task), "model"), *names(load(known.data), "data")}
+    found = {*names(load(known.task), "model"), *names(load(known.data), "data")}
+    return found - {*known.links.values()}
 
 
 def names(kind: type, prefix: str) -> Iterator[str]:

@@ -107,14 +107,13 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
-        line = (self.usage or self.prog).removesuffix(
-            " [options]"
-        )  # of the program and the command
+        line = (self.usage or self.prog).removesuffix(" [options]")
+        # Of the words that begin the command line, the last two.
         task, command = line.replace("python -m tasks.", "").split()[-2:]
         if re.search(r"arguments are required: ckpt_path\b", message):
             raise UsageError(needs_checkpoint(command, task)) from ex
         options = [f"--{name}" for name in self.known_options()]
-        elsewhere = partial(who_has, task=task)
+        elsewhere = partial(who_has, task=task, command=command)
         raise UsageError(one_sentence(message, options, elsewhere)) from ex
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:

@@ -59,8 +59,8 @@ def check_names(task: str, arguments: list[str], where: str, has_files: bool = T
     from tasks.cli.lazy_imports import import_lightning
 
     import_lightning()
+    from tasks.cli.app import app
     from tasks.cli.lightning_cli import TaskCLI
-    from tasks.tessera.command import app
 
     class Parsed(TaskCLI):
         """Parses the options, and builds nothing."""
@@ -83,8 +83,8 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
     from tasks.cli.lazy_imports import import_lightning
 
     import_lightning()
+    from tasks.cli.app import app
     from tasks.cli.lightning_cli import TaskCLI
-    from tasks.tessera.command import app
 
     cli: Any = TaskCLI(app(task), "fit", list(arguments))
     data, model, trainer = cli.datamodule, cli.model, cli.trainer

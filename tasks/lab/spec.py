@@ -6,9 +6,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from tasks.cli.app import TASKS
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.errors import UsageError, unknown_name
-from tasks.tessera.command import TASKS
 
 BUDGET_UNITS = ("steps", "tokens", "flops", "minutes")
 PICTURE_KINDS = ("bars", "line", "curves", "layers")

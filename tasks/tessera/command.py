@@ -5,9 +5,8 @@ A folder with packages named tasks, modules or configs would hide ours from `pyt
 
 import sys
 from importlib import import_module
-from typing import Any
 
-TASKS = ("vit", "mae", "bert", "mlm", "lm", "igpt", "seq2seq")
+from tasks.cli.app import TASKS, app
 
 
 def main() -> int:
@@ -33,11 +32,6 @@ def main() -> int:
         else:
             raise UsageError(unknown_name(task, TASKS, "task"))
     return status.code
-
-
-def app(task: str) -> Any:
-    """The command line of a task."""
-    return import_module(f"tasks.{task}.__main__").APP
 
 
 def version() -> str:

@@ -45,7 +45,7 @@ class OptimConfig:
         gradient_clip: Largest norm of the gradients of a step; larger ones are scaled down to it;
             null means no limit.
         layer_grad_norms: Log the gradient norm of each block; also of each layer outside of blocks;
-            before clipping, as grad_norm/stack.0.
+            before clipping, as grad_norm/stack.0 or grad_norm/encoder.0.
         layer_decay: Factor on the learning rate for each layer down (Howard & Ruder 2018); such as
             0.9 in fine-tuning; 1 gives all layers the same.
         freeze: Layers to freeze, from the input on; 0: none, 1: the embeddings, 1 + n: also the

@@ -73,8 +73,9 @@ def loads(name: str, source: str) -> bool:
     assert isinstance(found, TimmModel | TimmFiles) and found.base is not None
     config = found.base
     size = 3 * config.patch_size
-    depth = config.stack.depth if name.startswith("mixer") else 2  # which timm does not change
-    options = {} if name.startswith("mixer") else {"depth": depth}
+    is_mixer = name.startswith("mixer")  # of which timm builds no other depth
+    depth = config.stack.depth if is_mixer else 2
+    options = {} if is_mixer else {"depth": depth}
     theirs = timm_model(name, img_size=size, **options)
     small = replace(config, image_size=size, stack=replace(config.stack, depth=depth))
     assert config_from_timm_model(theirs) == small

@@ -4,9 +4,8 @@ import re
 from dataclasses import fields
 
 import pytest
-from tessera.command import TASKS, app
 
-from tasks.cli.app import load
+from tasks.cli.app import TASKS, app, load
 from tasks.lab.__main__ import main as lab
 from tasks.lm.generate import GenerateOptions
 from tests.helpers.command import Capture, Console, Patch

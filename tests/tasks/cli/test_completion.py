@@ -9,9 +9,9 @@ from typing import Literal
 
 import pytest
 
+from tasks.cli.app import TASKS
 from tasks.cli.completion import choices_of
 from tasks.lm.__main__ import APP as LM
-from tasks.tessera.command import TASKS
 from tasks.vit.__main__ import APP as VIT
 from tests.helpers.command import Console, environment
 from tests.helpers.packages import hide

@@ -7,16 +7,16 @@ from tests.helpers.command import Console
 CASES = {
     "lm": {
         "fit --model.label_smoothing 0.1": "tasks.vit, tasks.bert and tasks.seq2seq have it",
+        "fit --data.image_size 8": "tasks.igpt has it, tasks.lm does not",
         "fit --model.net.patch_size 2": "tasks.vit and tasks.mae have it, tasks.lm does not",
     },
     "vit": {
         "fit --model.mask.probability 0.3": "tasks.mlm has it, tasks.vit does not",
+        "probe --ckpt_path r --model.net.window_size 2": "`--help all` lists them all",
         "fit --model.net.window_size 2": "add --model.net.architecture swin or --preset swin_cifar",
     },
     "seq2seq": {"fit --model.net.stack.depth 2": "did you mean --model.net.decoder.depth or"},
-    "mae": {
-        "probe --ckpt_path r": "tasks.mae has no command 'probe', but tasks.vit, tasks.igpt have"
-    },
+    "mae": {"probe --ckpt_path r": "unknown command 'probe': tasks.vit and tasks.igpt have it;"},
 }
 
 
