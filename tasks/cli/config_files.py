@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,11 @@ def yaml_problem(error: Exception) -> str:
 
 
 def refuse_unknown(
-    options: Mapping[str, Any], known: Iterable[str], links: Mapping[str, str], above: str = ""
+    options: Mapping[str, Any],
+    known: Iterable[str],
+    links: Mapping[str, str],
+    elsewhere: Callable[[str], str],
+    above: str = "",
 ) -> None:
     """Refuse options that jsonargparse would ignore.
 
@@ -117,6 +121,7 @@ def refuse_unknown(
         options: Nested options of a file.
         known: Names of all options, such as "model.net.stack".
         links: Options that follow others, to those.
+        elsewhere: As of `unknown_option`.
         above: Name of the section that they are in, with a dot.
     """
     for key, value in options.items():
@@ -124,13 +129,14 @@ def refuse_unknown(
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            raise UsageError(unknown_option(f"--{name}", [f"--{option}" for option in known]))
+            options_known = [f"--{option}" for option in known]
+            raise UsageError(unknown_option(f"--{name}", options_known, elsewhere))
         if not any(option.startswith(f"{name}.") for option in known):
             continue  # a single option
         if not isinstance(value, Mapping):
             raise UsageError(not_a_section(name, value))
         if "class_path" not in value:  # jsonargparse checks the options of classes
-            refuse_unknown(value, known, links, f"{name}.")
+            refuse_unknown(value, known, links, elsewhere, f"{name}.")
 
 
 def not_a_section(name: str, value: Any) -> str:

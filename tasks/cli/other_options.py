@@ -21,7 +21,9 @@ def who_has(option: str, task: str, command: str) -> str:
     owners = [other for other in TASKS if name in names_of_task(other)]
     if task == "vit" and name in {*names(load(SWIN), "model")}:
         return "a Swin has it: add --model.net.architecture swin or --preset swin_cifar"
-    if not owners or task in owners:  # nobody has it, or another network of this task
+    if task == "vit" and task in owners:
+        return "a ViT has it, a Swin does not"
+    if not owners or task in owners:  # nobody has it
         return ""
     return f"{who([f'tasks.{owner}' for owner in owners])} it, tasks.{task} does not"
 
@@ -40,6 +42,8 @@ def names_of_task(task: str) -> set[str]:
     """The options of a task's `fit` below `model` and `data`, without those that follow others."""
     known = app(task)
     found = {*names(load(known.task), "model"), *names(load(known.data), "data")}
+    if task == "vit":
+        found |= {*names(load(SWIN), "model")}
     return found - {*known.links.values()}
 
 

@@ -27,7 +27,7 @@ from tasks.cli.config_files import (
     yaml_problem,
 )
 from tasks.cli.help_screens import HelpFormatter, take_help
-from tasks.cli.other_options import who_has
+from tasks.cli.other_options import names_of_task, who_has
 from tasks.cli.own_modules import OWN_MODULES
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
@@ -89,6 +89,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         kwargs.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **kwargs)
         self.links: dict[str, str] = {}  # linked option -> the option that it follows
+        self.sections: list[str] = []  # those that are taken unchecked, such as --data
 
     def link_arguments(self, source: str, target: str, **kwargs: Any) -> None:  # type: ignore[override]
         self.links[target] = source
@@ -107,19 +108,29 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise `message` as one sentence, with the nearest option if one is unknown."""
-        line = (self.usage or self.prog).removesuffix(" [options]")
-        # Of the words that begin the command line, the last two.
-        task, command = line.replace("python -m tasks.", "").split()[-2:]
+        task, command = self.task_and_command()
         if re.search(r"arguments are required: ckpt_path\b", message):
             raise UsageError(needs_checkpoint(command, task)) from ex
         options = [f"--{name}" for name in self.known_options()]
-        elsewhere = partial(who_has, task=task, command=command)
-        raise UsageError(one_sentence(message, options, elsewhere)) from ex
+        if self.sections:
+            below = [f"--{name}" for name in names_of_task(task)]
+            options += [name for name in below if name.startswith(tuple(self.sections))]
+        raise UsageError(one_sentence(message, options, self.elsewhere)) from ex
+
+    def task_and_command(self) -> tuple[str, str]:
+        """The two words before the options; ("", class) in jsonargparse's parser of a class."""
+        line = (self.usage or self.prog).removesuffix(" [options]")
+        task, command = ["", *line.replace("python -m tasks.", "").split()][-2:]
+        return task, command
+
+    def elsewhere(self, option: str) -> str:
+        """Which other tasks have an option that this command does not have, or ""."""
+        return who_has(option, *self.task_and_command())
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:
         """Options of a YAML text; errors name the origin in its first line, a comment."""
         try:
-            refuse_unknown(load_yaml(cfg_str), self.known_options(), self.links)
+            refuse_unknown(load_yaml(cfg_str), self.known_options(), self.links, self.elsewhere)
             return super().parse_string(cfg_str, *args, **kwargs)
         except UsageError as error:
             if not cfg_str.startswith("# "):
@@ -148,7 +159,7 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
             options = read_config(value) if os.path.exists(value) else load_yaml(value)
             if not isinstance(options, dict):
                 raise UsageError(not_a_section(name, options))
-            refuse_unknown(options, known, self.links, f"{name}.")
+            refuse_unknown(options, known, self.links, self.elsewhere, f"{name}.")
         except yaml.YAMLError as error:
             raise UsageError(f"not valid YAML: {yaml_problem(error)}{origin}") from error
         except UsageError as error:
@@ -314,6 +325,8 @@ def parse_function(
 def function_parser(program: str, function: Callable[..., object]) -> OneLineErrorParser:
     """The parser of a command that is a function."""
     parser = OneLineErrorParser(prog=program, description=(function.__doc__ or "").split("\n\n")[0])
+    takes = signature(function).parameters
+    parser.sections = [option for name, option in SECTIONS.items() if name in takes]
     dataclass = options_class(function)
     if dataclass is None:
         parser.add_function_arguments(function, skip={"on_command_line", "models", *SECTIONS})

@@ -1,5 +1,7 @@
 """Options and commands that another task has, or another network of the same task."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.helpers.command import Console
@@ -9,11 +11,15 @@ CASES = {
         "fit --model.label_smoothing 0.1": "tasks.vit, tasks.bert and tasks.seq2seq have it",
         "fit --data.image_size 8": "tasks.igpt has it, tasks.lm does not",
         "fit --model.net.patch_size 2": "tasks.vit and tasks.mae have it, tasks.lm does not",
+        "fit --model.net.window_size 2": "tasks.vit has it, tasks.lm does not",
+        "fit --config other.yaml": "tasks.vit and tasks.mae have it, tasks.lm does not",
     },
     "vit": {
         "fit --model.mask.probability 0.3": "tasks.mlm has it, tasks.vit does not",
         "probe --ckpt_path r --model.net.window_size 2": "`--help all` lists them all",
         "fit --model.net.window_size 2": "add --model.net.architecture swin or --preset swin_cifar",
+        "fit --preset swin_cifar --model.net.pool cls": "a ViT has it, a Swin does not",
+        "probe --ckpt_path r --label_fraction 0.1": "did you mean --data.label_fraction?",
     },
     "seq2seq": {"fit --model.net.stack.depth 2": "did you mean --model.net.decoder.depth or"},
     "mae": {"probe --ckpt_path r": "unknown command 'probe': tasks.vit and tasks.igpt have it;"},
@@ -23,5 +29,9 @@ CASES = {
 @pytest.mark.parametrize(
     ("task", "line"), [(task, line) for task, lines in CASES.items() for line in lines]
 )
-def test_who_has_it_is_said(task: str, line: str, console: Console) -> None:
+def test_who_has_it_is_said(
+    task: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, console: Console
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.yaml").write_text("model: {net: {patch_size: 2}}")
     console.refused(line, CASES[task][line], task=task)
