@@ -94,7 +94,10 @@ VARIANTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [*VARIANTS, "vit_step --preset deit", "vit_step --preset swin"])
+@pytest.mark.parametrize(
+    "command",
+    [*VARIANTS, *(f"vit_step --preset {name}" for name in ("deit", "swin", "22b", "hybrid"))],
+)
 def test_variant(command: str, tmp_path: Path) -> None:
     name, *options = command.replace("FILE.png", f"{tmp_path}/plot.png").split()
     line = [sys.executable, "-m", f"tests.benchmarks.{name}", *options, "--rounds", "0"]

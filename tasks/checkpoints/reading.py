@@ -198,7 +198,9 @@ def load_tensors(file: Path, what: str) -> Any:
                 f"{what} is refused: loading objects other than tensors and primitives could run "
                 "code"
             ) from error
-        raise RunError(f"{what} is truncated or not a checkpoint") from error
+        raise RunError(
+            f"{what} is truncated or not a checkpoint: copy it again, or take another"
+        ) from error
     if damaged:
         raise RunError(f"{what} is damaged: its part {damaged} is not what was written")
     return content

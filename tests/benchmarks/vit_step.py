@@ -3,8 +3,9 @@
     python -m tests.benchmarks.vit_step [--preset swin] [--profile]
 
 32 x 32 pixels, batch 64, float32, two threads; forward, backward, AdamW. The ViT has patch 4, 192
-wide, 9 layers, 3 heads; DeiT and the Mixer the same sizes; Swin and its second version are
-`swin_cifar`. "tessera" keeps freed memory as `fit` does, "plain malloc" leaves the allocator alone.
+wide, 9 layers, 3 heads, as DeiT, the Mixer and the ViT with blocks of ViT-22B (`22b`); Swin
+and its second version are `swin_cifar`; the hybrid is R+Ti/16 on 224 x 224 pixels, batch 8.
+"tessera" keeps freed memory as `fit` does, "plain malloc" leaves the allocator alone.
 """
 
 from argparse import Namespace
@@ -17,17 +18,17 @@ import torch.nn.functional as F
 from tests.benchmarks import _compare
 from tests.benchmarks._compare import Round
 
-BATCH = 64
 STEPS = 4  # in each round
 
 
-def training(net: Any, optimizer: Any) -> Round:
-    """Rounds of steps on random images."""
-    images = torch.randn(BATCH, 3, 32, 32)
-    labels = torch.randint(0, 10, (BATCH,))
+def training(net: Any, optimizer: Any, size: int) -> Round:
+    """Rounds of steps on random images of size x size pixels."""
+    batch = 64 if size == 32 else 8
+    images = torch.randn(batch, 3, size, size)
+    labels = torch.randint(0, 10, (batch,))
 
     def loss() -> tuple[torch.Tensor, int]:
-        return F.cross_entropy(net(images), labels), BATCH
+        return F.cross_entropy(net(images), labels), batch
 
     return _compare.training(optimizer, loss, STEPS)
 
@@ -40,7 +41,12 @@ def config_of(preset: str) -> Any:
     if preset.startswith("swin"):
         config: Any = IMAGE_PRESETS["swin_cifar"]
         return second_version(config) if preset == "swinv2" else config
+    if preset == "hybrid":
+        return replace(IMAGE_PRESETS["hybrid_tiny"], num_classes=10)
     config = IMAGE_PRESETS["cifar_tiny"]
+    if preset == "22b":
+        stack = replace(IMAGE_PRESETS["22b"].stack, width=192, depth=9, heads=3)
+        config = replace(config, pool="mean", stack=stack)
     if preset == "deit":
         config = replace(config, distillation_token=True)
     if preset == "mixer":
@@ -55,26 +61,38 @@ CLASSES = {
     "mixer": "MlpMixer",
     "swin": "SwinTransformer",
     "swinv2": "SwinTransformerV2",
+    "22b": "VisionTransformer",
+    "hybrid": "vit_tiny_r_s16_p8_224",  # made by a function
 }
 
 
 def timm(options: Namespace) -> Round:
     """timm's model with PyTorch's AdamW as it comes."""
     import timm.models
+    from timm.models.vision_transformer import ParallelScalingBlock
 
     from modules.pretrained.images import conversion
 
     config = config_of(options.preset)
-    net = getattr(timm.models, CLASSES[options.preset])(**conversion(config).arguments(config))
-    return training(net, torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05))
+    make = getattr(timm.models, CLASSES[options.preset])
+    if options.preset == "hybrid":
+        net = make(num_classes=10)
+    else:
+        arguments = conversion(config).arguments(config)
+        if options.preset == "22b":
+            arguments |= {"block_fn": ParallelScalingBlock, "norm_layer": "rmsnorm"}
+        net = make(**arguments)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05)
+    return training(net, optimizer, config.image_size)
 
 
 def plain_malloc(options: Namespace) -> Round:
     """Our model with our optimizer, the allocator left alone."""
     from modules.models.images import build_image_net
 
-    net = build_image_net(config_of(options.preset))
-    return training(net, _compare.our_optimizer(net))
+    config = config_of(options.preset)
+    net = build_image_net(config)
+    return training(net, _compare.our_optimizer(net), config.image_size)
 
 
 def tessera(options: Namespace) -> Round:
