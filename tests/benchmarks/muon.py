@@ -22,13 +22,19 @@ from tests.benchmarks import _compare
 
 RECIPES = {  # options beside the config
     "vit/cifar10_cpu": "",
+    "vit/cifar10_swin_cpu": "",
+    "mae/digits": "",
+    "mae/cifar10_cpu": "",
     "bert/reviews": "",
     "bert/imdb_cpu": "",
     "lm/reference": "",
     "lm/shakespeare_char_cpu": "--data.path {}",
     "mlm/reference": "",
     "mlm/imdb_cpu": "",
+    "igpt/digits": "",
+    "igpt/cifar10_cpu": "",
     "seq2seq/dates": "",
+    "seq2seq/prefix": "",
     "seq2seq/multi30k_cpu": "",
 }
 FIT = (
