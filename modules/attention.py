@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modules.config import require
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear, linear
 from modules.kernels.upcast import upcast
@@ -102,6 +103,9 @@ class MultiHeadAttention(nn.Module):
         bias: A bias of the output.
         qk_norm: Makes the norms of queries and keys (Dehghani 2023).
         dropout: Probability of dropping a weight.
+
+    Raises:
+        ValueError: E is not a multiple of H, and `head_dim` is None.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
@@ -120,6 +124,10 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        require(
+            head_dim is not None or width % heads == 0,
+            f"width {width} is not a multiple of heads {heads}, so head_dim must be given.",
+        )
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
         head_dim = width // heads if head_dim is None else head_dim
@@ -157,6 +165,7 @@ class MultiHeadAttention(nn.Module):
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
         """
+        require(isinstance(mask, Mask), "mask must be a Mask of modules.masks, as Mask(allowed).")
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:
             q = rotary(q)

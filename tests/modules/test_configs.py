@@ -373,6 +373,8 @@ SMALL = StackConfig(8, heads=2)
         lambda: tiny("prefix", position="learned")(LONG[:, :2], LONG),
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
         lambda: MultiHeadAttention(8, 2)(ROWS, ROWS),
+        lambda: MultiHeadAttention(8, 3),
+        lambda: MultiHeadAttention(8, 2)(torch.zeros(1, 3, 8), mask=torch.ones(3, 3).tril() > 0),
         lambda: POSITIONS["learned"](SMALL, (4, 4)).embed(torch.zeros(1, 17, 8)),
         lambda: build_position("rotary2d", {}, SMALL, (9,)),
         lambda: resize_grid(torch.zeros(8, 8, 2), (4,)),

@@ -13,6 +13,8 @@ from torchvision.models import ShuffleNet_V2_X0_5_Weights
 from datamodules.images import ImageData
 from datamodules.sources.images import DatasetOptions
 from datamodules.vision.augment import normalise
+from tasks.vit import compare
+from tasks.vit.compare import Compared
 from tasks.vit.other_classifiers import find_other
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import table
@@ -61,6 +63,15 @@ def test_the_score_is_that_of_the_test(best: Path, console: Console) -> None:
     (row,) = table("out/compare.csv")
     expected = json.loads(Path("tested/test.json").read_text())["test/acc"]
     assert float(row["test/acc"]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_speeds_of_all_sizes_are_written_alike() -> None:
+    metadata = {"image_size": 8}
+    speeds = (0.26, 99.96, 9_930.4, 10_650.2, 1_234_567.0)
+    models = [Compared("a", None, metadata, {}, images_per_s=speed) for speed in speeds]
+    rows = compare.table(models, "acc").splitlines()[2:]
+    found = [row.split("|")[5].strip() for row in rows]
+    assert found == ["0.3", "100.0", "9,930", "10,650", "1,234,567"]
 
 
 def test_other_data_are_tested_whole(best: Path, console: Console) -> None:
