@@ -69,7 +69,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "geglu": nn.GELU,
     "geglu_tanh": partial(nn.GELU, approximate="tanh"),
 }
-FEEDFORWARDS: dict[str, Callable[..., FeedForward]] = {
+FEEDFORWARDS: dict[str, Callable[..., nn.Module]] = {
     name: partial(FeedForward, activation=activation, gated=name in GATED)
     for name, activation in ACTIVATIONS.items()
 }

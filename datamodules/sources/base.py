@@ -196,7 +196,8 @@ class Source:
                 it, too.
             DataError: It has several of that name.
         """
-        fitting = [field.name for field in schema if fits(field.type)]
+        chosen = [column for other, column in self._columns.items() if other != option]
+        fitting = [field.name for field in schema if fits(field.type) and field.name not in chosen]
         choose = f"no column holds {content}"
         if fitting:
             choose = f"set {self.option_prefix}{option} to {' or '.join(fitting)}"

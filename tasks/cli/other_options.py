@@ -10,14 +10,16 @@ SWIN = "tasks.vit.task:SwinTask"  # what --model.net.architecture swin takes
 
 
 def who_has(option: str, task: str, command: str) -> str:
-    """Says which tasks' `fit` has an option that this `fit` does not have, or "".
+    """Says which tasks' `fit` has an option that this command does not have, or "".
 
     >>> who_has("--model.mask.probability", "lm", "fit")
     'tasks.mlm has it, tasks.lm does not'
     """
-    if task not in TASKS or command != "fit":  # a program of the user; a command with few options
+    if task not in TASKS:  # a program of the user
         return ""
     name = option.removeprefix("--")
+    if command != "fit":
+        return f"`fit` has it, `{command}` does not" if name in names_of_task(task) else ""
     owners = [other for other in TASKS if name in names_of_task(other)]
     if task == "vit" and name in {*names(load(SWIN), "model")}:
         return "a Swin has it: add --model.net.architecture swin or --preset swin_cifar"

@@ -76,7 +76,7 @@ def run_lab(options: Any, command: str) -> None:
     check_writable(folder, "--output")
     print(f"{lab.title}: checking {len(lab.settings)} settings", flush=True)
     plan = make_plan(lab, folder, options.config)
-    if options.dry_run:
+    if options.dry_run == "true":
         for run in all_runs(plan):
             print(run.command, *run.test_commands, sep="\n")
         return

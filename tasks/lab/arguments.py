@@ -27,7 +27,12 @@ def add_commands(parser: argparse.ArgumentParser) -> list[argparse.Action]:
         help="For each run, such as configs/logger/wandb.yaml",
     )
     run.add_argument(
-        "--dry_run", action="store_true", help="Check all, print the commands, run none"
+        "--dry_run",
+        nargs="?",
+        choices=("true", "false"),
+        const="true",
+        default="false",
+        help="Check all, print the commands, run none",
     )
     about = "Write the report again, also of an unfinished lab."
     report = add_command(commands, "report FOLDER", about)

@@ -344,9 +344,13 @@ class LabelledTables(TableSource, LabelledSource[S]):
         raise NotImplementedError
 
     def other_columns(self, split: str, positions: Tensor) -> dict[str, list[Any]]:
-        """Cells of the rows (S,) of a split of the data, by column, without that of samples."""
+        """Cells of the rows (S,) of a split, by column, without those of samples and targets."""
         table = self.table(split)
-        return table.cells(positions, without=self.sample_column(table.columns.schema))
+        schema = table.columns.schema
+        without = [self.sample_column(schema)]
+        if self.labelled:
+            without.append(self.targets.find(schema))
+        return table.cells(positions, without)
 
     def label_candidates(self, schema: pa.Schema) -> list[str]:
         """Columns that may hold the targets; the most likely first."""

@@ -49,15 +49,15 @@ class TableSplit:
         """The name of row i in a message."""
         return self.where.replace("{}", str(int(self.rows[i])), 1)
 
-    def cells(self, positions: Tensor, without: str) -> dict[str, list[Any]]:
-        """Cells of the rows at some positions, by column; without one column, and without bytes.
+    def cells(self, positions: Tensor, without: Sequence[str]) -> dict[str, list[Any]]:
+        """Cells of the rows at some positions, by column; without some columns, and without bytes.
 
         A JSON object is in its own cell only, not in the columns that `flattened` added.
         """
         index = pa.array(positions.numpy())
         found: dict[str, list[Any]] = {}
         for field, column in zip(self.columns.schema, self.columns.columns, strict=True):
-            left_out = (without, *found, *self.entries)
+            left_out = (*without, *found, *self.entries)
             if field.name not in left_out and not is_encoded(field.type):
                 found[field.name] = column.take(index).to_pylist()
         if self.is_json is not None:

@@ -227,7 +227,7 @@ USAGE: list[tuple[str, Files, tuple[str, ...]]] = [  # command, files, what is n
     ("texts folder d", {"a.jsonl": ROWS}, ("train/CLASS/", "--data.source jsonl")),
     ("texts jsonl d", {"train.csv": ROWS}, ("--data.source csv",)),
     ("texts csv d", {"train.csv": ROWS, "train-2.csv": ROWS}, ("train.csv", "train-2.csv")),
-    ("texts hub d label_column=id", parquet(), ("id", "label_column to text or label.")),
+    ("texts hub d label_column=id", parquet(), ("id", "label_column to label.")),
     ("texts hub d text_column=label", parquet(), ("label", "int64", "text_column to text.")),
     ("texts hub d", parquet(label=[[0], [1]] * 10), ("column label of d", "list")),
     ("texts hub d", parquet(text=[["a"]] * 20), ("column text of d", "list")),

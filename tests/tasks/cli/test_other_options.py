@@ -16,7 +16,9 @@ CASES = {
     },
     "vit": {
         "fit --model.mask.probability 0.3": "tasks.mlm has it, tasks.vit does not",
-        "probe --ckpt_path r --model.net.window_size 2": "`--help all` lists them all",
+        "probe --ckpt_path r --model.net.window_size 2": "`fit` has it, `probe` does not",
+        "probe --ckpt_path r --model.mask.probability 0.3": "`--help all` lists them all",
+        "profile --data.source digits": "`fit` has it, `profile` does not",
         "fit --model.net.window_size 2": "add --model.net.architecture swin or --preset swin_cifar",
         "fit --preset swin_cifar --model.net.pool cls": "a ViT has it, a Swin does not",
         "probe --ckpt_path r --label_fraction 0.1": "did you mean --data.label_fraction?",

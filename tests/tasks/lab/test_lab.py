@@ -288,4 +288,4 @@ def test_files_are_read(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_files_pass_the_checks(path: Path) -> None:
-    assert main(["run", str(path), "--seeds", "0", "--dry_run"]) == 0
+    assert main(["run", str(path), "--seeds", "0", "--dry_run", "true"]) == 0

@@ -68,7 +68,9 @@ def test_the_score_is_that_of_the_test(best: Path, console: Console) -> None:
 def test_speeds_of_all_sizes_are_written_alike() -> None:
     metadata = {"image_size": 8}
     speeds = (0.26, 99.96, 9_930.4, 10_650.2, 1_234_567.0)
-    models = [Compared("a", None, metadata, {}, images_per_s=speed) for speed in speeds]
+    models = [
+        Compared("a", torch.nn.Linear(1, 1), metadata, {}, images_per_s=speed) for speed in speeds
+    ]
     rows = compare.table(models, "acc").splitlines()[2:]
     found = [row.split("|")[5].strip() for row in rows]
     assert found == ["0.3", "100.0", "9,930", "10,650", "1,234,567"]
