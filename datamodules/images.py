@@ -76,8 +76,8 @@ class ImageData(ResumableDataModule):
         path: File or folder to read, or a data set of the hub.
         image_size: Side in pixels: the shorter side is resized to it, then the centre is cropped;
             null: the images' own size, which must be the same for all.
-        batch_size: Training images per step and device. The images of an epoch that would make a
-            smaller batch are left out; the next epoch has another order.
+        batch_size: Training images per step and device. The last batch of an epoch is dropped if it
+            is smaller, unless it is the only one; each epoch has another order.
         skip_bad: Skip and count files that are corrupt or not images; else the first one stops the
             run.
         balanced: Draw each class equally often, with replacement; else an epoch takes every

@@ -164,8 +164,12 @@ class MultiHeadAttention(nn.Module):
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
+
+        Raises:
+            ValueError: `mask` is not a `Mask`, or there is a context in self-attention or none in
+                cross-attention.
         """
-        require(isinstance(mask, Mask), "mask must be a Mask of modules.masks, as Mask(allowed).")
+        require(isinstance(mask, Mask), "mask must be a modules.masks.Mask, such as Mask(allowed).")
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:
             q = rotary(q)

@@ -11,7 +11,7 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to other workers
-pytest.register_assert_rewrite("tests.helpers")  # values are shown where they fail
+pytest.register_assert_rewrite("tests.helpers")  # failed assertions of helpers show their values
 gc.disable()  # until all tests are imported
 
 

@@ -6,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.benchmarks import record
+from modules.models.images import build_image_net
+from modules.pretrained.images import conversion
+from tests.benchmarks import record, vit_step
+from tests.helpers.tiny_models import close, shaken
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "tests/benchmarks/README.md").read_text()
@@ -91,12 +95,12 @@ VARIANTS = [
     "vit_step --preset mixer",
     "vit_step --profile",
 ]
+NETS = [name for name in vit_step.CLASSES if name != "cifar_tiny"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
-    [*VARIANTS, *(f"vit_step --preset {name}" for name in ("deit", "swin", "22b", "hybrid"))],
+    "command", dict.fromkeys([*VARIANTS, *(f"vit_step --preset {name}" for name in NETS)])
 )
 def test_variant(command: str, tmp_path: Path) -> None:
     name, *options = command.replace("FILE.png", f"{tmp_path}/plot.png").split()
@@ -105,6 +109,16 @@ def test_variant(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert re.search(r"\d+\.\d", done.stdout), done.stdout
     assert (tmp_path / "plot.png").exists() == ("--plot" in options)
+
+
+@pytest.mark.plain_every(4)
+@pytest.mark.parametrize("preset", vit_step.CLASSES)
+def test_networks_of_the_vit_step_are_timms(preset: str) -> None:
+    config = vit_step.config_of(preset)
+    ours, theirs = shaken(build_image_net(config)).eval(), vit_step.timm_net(preset).eval()
+    theirs.load_state_dict(conversion(config).family.weights_to_external(ours.state_dict(), config))
+    images = torch.randn(2, 3, config.image_size, config.image_size)
+    close(ours(images), theirs(images), atol=1e-4)
 
 
 def test_variants_are_those_of_the_readme() -> None:

@@ -198,7 +198,7 @@ class Source:
         """
         chosen = [column for other, column in self._columns.items() if other != option]
         fitting = [field.name for field in schema if fits(field.type) and field.name not in chosen]
-        choose = f"no column holds {content}"
+        choose = f"no other column holds {content}"
         if fitting:
             choose = f"set {self.option_prefix}{option} to {' or '.join(fitting)}"
         lower = [name.lower() for name in candidates]
@@ -211,7 +211,7 @@ class Source:
             if ".csv" in self.suffixes and not similar:
                 has_samples = any(len(name) > MAX_NAME for name in schema.names)
                 header = "name the columns in the first line of the file"
-                choose = header if has_samples else f"{choose}, or {header}"
+                choose = header if has_samples or not fitting else f"{choose}, or {header}"
             raise UsageError(f"no column {wanted} in {self.origin} ({columns}): {choose}{advice}.")
         if schema.names.count(name) > 1:
             raise DataError(f"{self.origin} has several columns {name}: rename or remove one.")

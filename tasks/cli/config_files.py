@@ -129,8 +129,8 @@ def refuse_unknown(
         if name in links:
             raise UsageError(f"--{name} cannot be set: it follows --{links[name]}")
         if name not in known:
-            options_known = [f"--{option}" for option in known]
-            raise UsageError(unknown_option(f"--{name}", options_known, elsewhere))
+            names = [f"--{option}" for option in known]
+            raise UsageError(unknown_option(f"--{name}", names, elsewhere))
         if not any(option.startswith(f"{name}.") for option in known):
             continue  # a single option
         if not isinstance(value, Mapping):

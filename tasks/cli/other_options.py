@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 from typing import get_args, get_type_hints
 
-from tasks.cli.app import TASKS, app, load
+from tasks.cli.app import TASKS, TRAINER_COMMANDS, app, load
 
 SWIN = "tasks.vit.task:SwinTask"  # what --model.net.architecture swin takes
 
 
 def who_has(option: str, task: str, command: str) -> str:
-    """Says which tasks' `fit` has an option that this command does not have, or "".
+    """Says where else an option is known: in other tasks, `fit`, another network; else "".
 
     >>> who_has("--model.mask.probability", "lm", "fit")
     'tasks.mlm has it, tasks.lm does not'
@@ -19,12 +19,13 @@ def who_has(option: str, task: str, command: str) -> str:
         return ""
     name = option.removeprefix("--")
     if command != "fit":
-        return f"`fit` has it, `{command}` does not" if name in names_of_task(task) else ""
+        is_other = command not in TRAINER_COMMANDS and name in names_of_task(task)
+        return f"`fit` has it, `{command}` does not" if is_other else ""
     owners = [other for other in TASKS if name in names_of_task(other)]
     if task == "vit" and name in {*names(load(SWIN), "model")}:
         return "a Swin has it: add --model.net.architecture swin or --preset swin_cifar"
     if task == "vit" and task in owners:
-        return "a ViT has it, a Swin does not"
+        return "a ViT has it, a Swin does not: leave it out"
     if not owners or task in owners:  # nobody has it
         return ""
     return f"{who([f'tasks.{owner}' for owner in owners])} it, tasks.{task} does not"
@@ -41,7 +42,12 @@ def who(owners: Sequence[str]) -> str:
 
 
 def names_of_task(task: str) -> set[str]:
-    """The options of a task's `fit` below `model` and `data`, without those that follow others."""
+    """The options of a task's `fit` below `model` and `data`, without those that follow others.
+
+    Of a program of the user: none.
+    """
+    if task not in TASKS:
+        return set()
     known = app(task)
     found = {*names(load(known.task), "model"), *names(load(known.data), "data")}
     if task == "vit":

@@ -118,13 +118,13 @@ class OneLineErrorParser(jsonargparse.ArgumentParser):
         raise UsageError(one_sentence(message, options, self.elsewhere)) from ex
 
     def task_and_command(self) -> tuple[str, str]:
-        """The two words before the options; ("", class) in jsonargparse's parser of a class."""
+        """The two words before the options; ("", file name) in the parser of a class."""
         line = (self.usage or self.prog).removesuffix(" [options]")
         task, command = ["", *line.replace("python -m tasks.", "").split()][-2:]
         return task, command
 
     def elsewhere(self, option: str) -> str:
-        """Which other tasks have an option that this command does not have, or ""."""
+        """As of `unknown_option`."""
         return who_has(option, *self.task_and_command())
 
     def parse_string(self, cfg_str: str, *args: Any, **kwargs: Any) -> jsonargparse.Namespace:

@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with exit_status(debug, rest) as status, SIGNALS.raising():
         parser = Parser(program("lab"), description=f"Tessera lab: {TITLE}", allow_abbrev=False)
         add_commands(parser)
-        options, unknown = parser.parse_known_args(rest or ["--help"])
+        options, unknown = parser.parse_known_args(with_value(rest, "--dry_run") or ["--help"])
         if unknown:
             known = [f"--{name}" for name in vars(options)]
             raise UsageError(unknown_option(unknown[0], known))
@@ -53,6 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(write_report(Path(options.folder)))
     return status.code
+
+
+def with_value(arguments: Sequence[str], switch: str) -> list[str]:
+    """The arguments with `switch` as `switch=true`, unless its value follows it.
+
+    >>> with_value(["run", "--fast", "lab.yaml"], "--fast")
+    ['run', '--fast=true', 'lab.yaml']
+    """
+    return [
+        f"{word}=true" if word == switch and following not in ("true", "false") else word
+        for word, following in zip_longest(arguments, arguments[1:])
+    ]
 
 
 def run_lab(options: Any, command: str) -> None:

@@ -28,9 +28,7 @@ def add_commands(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     )
     run.add_argument(
         "--dry_run",
-        nargs="?",
         choices=("true", "false"),
-        const="true",
         default="false",
         help="Check all, print the commands, run none",
     )

@@ -206,7 +206,7 @@ def table(models: Sequence[Compared], metric: str) -> str:
             one.metadata["image_size"],
             f"{one.parameters / 1e6:,.3g} M",
             f"{one.flops / 1e9:,.3g}",
-            f"{one.images_per_s:,.{0 if one.images_per_s >= 100 else 1}f}",
+            f"{one.images_per_s:,.0f}" if one.images_per_s >= 1000 else f"{one.images_per_s:.4g}",
             "-" if one.score is None else f"{one.score:.4f}",
         ]
         for one in models

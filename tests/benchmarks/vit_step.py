@@ -3,8 +3,9 @@
     python -m tests.benchmarks.vit_step [--preset swin] [--profile]
 
 32 x 32 pixels, batch 64, float32, two threads; forward, backward, AdamW. The ViT has patch 4, 192
-wide, 9 layers, 3 heads, as DeiT, the Mixer and the ViT with blocks of ViT-22B (`22b`); Swin
-and its second version are `swin_cifar`; the hybrid is R+Ti/16 on 224 x 224 pixels, batch 8.
+wide, 9 layers, 3 heads; DeiT, the Mixer and `22b`, a ViT with blocks of ViT-22B, have the same
+sizes; Swin and its second version are `swin_cifar`; the hybrid is R+Ti/16 on 224 x 224 pixels,
+batch 8.
 "tessera" keeps freed memory as `fit` does, "plain malloc" leaves the allocator alone.
 """
 
@@ -66,24 +67,28 @@ CLASSES = {
 }
 
 
-def timm(options: Namespace) -> Round:
-    """timm's model with PyTorch's AdamW as it comes."""
+def timm_net(preset: str) -> Any:
+    """timm's network of the same sizes."""
     import timm.models
     from timm.models.vision_transformer import ParallelScalingBlock
 
     from modules.pretrained.images import conversion
 
-    config = config_of(options.preset)
-    make = getattr(timm.models, CLASSES[options.preset])
-    if options.preset == "hybrid":
-        net = make(num_classes=10)
-    else:
-        arguments = conversion(config).arguments(config)
-        if options.preset == "22b":
-            arguments |= {"block_fn": ParallelScalingBlock, "norm_layer": "rmsnorm"}
-        net = make(**arguments)
+    make = getattr(timm.models, CLASSES[preset])
+    if preset == "hybrid":
+        return make(num_classes=10)
+    config = config_of(preset)
+    arguments = conversion(config).arguments(config)
+    if preset == "22b":
+        arguments |= {"block_fn": ParallelScalingBlock, "norm_layer": "rmsnorm"}
+    return make(**arguments)
+
+
+def timm(options: Namespace) -> Round:
+    """timm's model with PyTorch's AdamW as it comes."""
+    net = timm_net(options.preset)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05)
-    return training(net, optimizer, config.image_size)
+    return training(net, optimizer, config_of(options.preset).image_size)
 
 
 def plain_malloc(options: Namespace) -> Round:

@@ -181,8 +181,9 @@ def test_texts_of_other_problem_types_are_learned(
     assert summary[metric] > limit
     assert {path.name for path in Path("r").iterdir()} >= figures | {"predictions.csv"}
     rows = list(csv.DictReader(Path("r/predictions.csv").read_text().splitlines()))
-    # The column of targets is there once, under the name that reports use.
-    assert ("target" in rows[0]) == (problem_type == "regression")
+    names = ["labels", "predictions", "bad", "good", "short"]
+    names = ["target", "prediction"] if problem_type == "regression" else names
+    assert [*rows[0]] == ["text", *names]  # the column of targets is there once
     if problem_type == "regression":
         errors = [abs(float(row["prediction"]) - float(row["target"])) for row in rows]
         assert sum(errors) / len(errors) == pytest.approx(summary["test/mae"], rel=1e-3)

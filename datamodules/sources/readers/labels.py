@@ -344,7 +344,7 @@ class LabelledTables(TableSource, LabelledSource[S]):
         raise NotImplementedError
 
     def other_columns(self, split: str, positions: Tensor) -> dict[str, list[Any]]:
-        """Cells of the rows (S,) of a split, by column, without those of samples and targets."""
+        """Cells of the rows (S,) of a split, by column, without samples and targets."""
         table = self.table(split)
         schema = table.columns.schema
         without = [self.sample_column(schema)]

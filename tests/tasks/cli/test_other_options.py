@@ -1,9 +1,13 @@
 """Options and commands that another task has, or another network of the same task."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tasks.cli.main import main
+from tasks.options import Options
+from tasks.vit.__main__ import APP
 from tests.helpers.command import Console
 
 CASES = {
@@ -37,3 +41,21 @@ def test_who_has_it_is_said(
     monkeypatch.chdir(tmp_path)
     Path("other.yaml").write_text("model: {net: {patch_size: 2}}")
     console.refused(line, CASES[task][line], task=task)
+
+
+def test_other_trainer_commands_have_the_options_of_the_network(
+    best: Path, console: Console
+) -> None:
+    line = f"test --ckpt_path {best} --model.net.window_size 2"
+    console.refused(line, "unknown option --model.net.window_size: `--help all` lists them all")
+
+
+def count(data: Options, number: int = 1) -> None:
+    """A command of the user, which takes `--data`."""
+
+
+def test_a_command_of_your_own_takes_data(capsys: pytest.CaptureFixture[str]) -> None:
+    app = replace(APP, name="mine", extra_commands={"count": ("counts", f"{__name__}:count")})
+    assert main(app, ["count", "--nubmer", "2"]) == 2
+    error = "error: unknown option --nubmer: did you mean --number?\n"
+    assert capsys.readouterr().err == error

@@ -104,7 +104,7 @@ def test_options_of_a_run_that_is_missing_are_accepted() -> None:
 def test_commands_begin_with_the_run_before_the_grid(capsys: Capture) -> None:
     axes = {"start": {"x": {"model.pretrained": "{before}"}}}
     write_lab(before=BEFORE, axes=axes, compare={})
-    assert main(["run", "lab.yaml", "--output", "out", "--dry_run"]) == 0
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 0
     printed = capsys.readouterr().out.splitlines()[-2:]
     folder = Path("out").resolve()
     for line, words in zip(printed, ("--trainer.max_steps 2", "--model.pretrained"), strict=True):
