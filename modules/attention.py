@@ -42,7 +42,11 @@ def attention(
 
     Returns:
         Weighted means of the values, (B, H, N, V).
+
+    Raises:
+        ValueError: `mask` is not a `Mask`.
     """
+    require(isinstance(mask, Mask), "mask must be a modules.masks.Mask, such as Mask(allowed).")
     # Its fast kernel for CPUs has no dropout, and no gradient of a bias.
     sdpa_is_slow = q.device.type == "cpu" and (dropout > 0 or mask.has_learned_bias)
     if score_fn is None and on_weights is None and not sdpa_is_slow:
@@ -95,7 +99,7 @@ class MultiHeadAttention(nn.Module):
     Args:
         width: Size E of the tokens' vectors.
         heads: Number H of heads.
-        kv_heads: Number G of key/value heads; None: H.
+        kv_heads: Number G of key/value heads, which divides H; None: H.
         head_dim: Size D of a head, or a pair: D of its queries and keys, V of its values (d_k and
             d_v of Vaswani 2017, section 3.2.2); None: E / H.
         context_width: Size of the context's vectors in cross-attention; None: self-attention.
@@ -105,7 +109,7 @@ class MultiHeadAttention(nn.Module):
         dropout: Probability of dropping a weight.
 
     Raises:
-        ValueError: E is not a multiple of H, and `head_dim` is None.
+        ValueError: H is not a multiple of G; or E is none of H, and `head_dim` is None.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
@@ -130,6 +134,10 @@ class MultiHeadAttention(nn.Module):
         )
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
+        require(
+            heads % self.kv_heads == 0,
+            f"heads {heads} is not a multiple of kv_heads {kv_heads}; change one of them.",
+        )
         head_dim = width // heads if head_dim is None else head_dim
         sizes = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)
         self.head_dim, self.value_dim = sizes
@@ -166,10 +174,9 @@ class MultiHeadAttention(nn.Module):
             cache: Keeps keys and values of earlier tokens, or of the context.
 
         Raises:
-            ValueError: `mask` is not a `Mask`, or there is a context in self-attention or none in
+            ValueError: As of `attention`; or there is a context in self-attention, or none in
                 cross-attention.
         """
-        require(isinstance(mask, Mask), "mask must be a modules.masks.Mask, such as Mask(allowed).")
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:
             q = rotary(q)

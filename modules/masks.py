@@ -11,8 +11,8 @@ class Mask:
     """Which keys each query may attend to, and what is added to the scores.
 
     Args:
-        allowed: Boolean, True = attend, with four dimensions, of which the last is M and the others
-            are broadcastable to (B, H, N); None: everything is allowed.
+        allowed: Boolean, True = attend, broadcastable to (B, H, N, M), with M in full; None:
+            everything is allowed.
         causal: Query i attends to keys 0..i only (N = M); a flag, because SDPA has a fast path for
             it; only if `allowed` is None.
         fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all, whose

@@ -183,6 +183,12 @@ class Rotary(Position):
         base: Base of the frequencies base^(-2i / width); None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
+
+    >>> position = Rotary(StackConfig(width=16, depth=1, heads=2), (5,))
+    >>> rotation = position.rotate(torch.arange(5)[None, :, None])  # positions (1, N, 1)
+    >>> queries = torch.ones(1, 2, 5, 8)  # (B, H, N, D)
+    >>> rotation(queries).shape  # or MultiHeadAttention(16, 2)(x, rotary=rotation)
+    torch.Size([1, 2, 5, 8])
     """
 
     is_rotary = True
@@ -209,7 +215,12 @@ class Rotary(Position):
         )
 
     def rotate(self, positions: Tensor) -> Rotation:
-        """Positions (B or 1, N, A) -> angles for pairs of channels."""
+        """Positions (B or 1, N, A) -> angles for pairs of channels; else raises `ValueError`."""
+        require(
+            positions.dim() == 3 and positions.shape[2] == len(self.grid),
+            f"positions have the shape {tuple(positions.shape)}, but must have (B or 1, N, "
+            f"{len(self.grid)}), such as torch.arange(N)[None, :, None] for texts.",
+        )
         if self.axes == 1:
             positions = self.flat_index(positions)[..., None]  # (B, N, 1)
         frequency = frequencies(self.rotary_dim // self.axes, self.base, positions.device)

@@ -212,7 +212,7 @@ def draw_matrix(view: Matrix) -> Any:
         set_labels(axis, piece.rows, piece.columns, *sides)
         axis.set(xlabel=view.column_name, ylabel=view.row_name, xlim=(-0.5, length - 0.5))
         axis.set_facecolor("lightgrey")  # right of the last column, and of NaN
-    figure.colorbar(heat, ax=[*axes]).set_label(view.value_name, fontsize=7)
+    figure.colorbar(heat, ax=[*axes]).set_label(textwrap.fill(view.value_name, 24), fontsize=7)
     axes[0].set_title(title_of(view), fontsize=7)
     return figure
 

@@ -1,6 +1,7 @@
 """Image GPT in Python."""
 
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from typing_extensions import Unpack
 
 from modules.models.gpt import Decoder
 from modules.record import AttentionRecord
-from tasks.errors import usage_errors
+from tasks.errors import UsageError, unknown_name, usage_errors
 from tasks.igpt.architectures import PixelModel
 from tasks.igpt.probe import layer_features
 from tasks.igpt.sampling import PixelSampling, check_count, complete_images, sample_images
@@ -152,10 +153,11 @@ class ImageGenerator(Model):
 
 def sampling(count: int, options: SamplingOptions) -> PixelSampling:
     """Returns options of sampling; raises `UsageError` if one is unknown or does not fit."""
+    known = [field.name for field in fields(PixelSampling)]
+    for name in options:
+        if name not in known:
+            raise UsageError(unknown_name(name, known, "option"))
     with usage_errors():
-        try:
-            found = PixelSampling(**options)
-        except TypeError as error:
-            raise ValueError(f"There is no such option: {error}.") from error
+        found = PixelSampling(**options)
         check_count("count", count, found.temperature)
     return found

@@ -29,7 +29,7 @@ from modules.models.vit import ViT, ViTConfig
 from modules.norm import NORMS
 from modules.patch_embedding import STEMS
 from modules.pooling import POOLINGS
-from modules.position import POSITIONS, Position, build_position, resize_grid
+from modules.position import POSITIONS, Position, Rotary, build_position, resize_grid
 from modules.rotary_scaling import RotaryScaling
 from modules.schema import from_dict
 from modules.transformer import ORDERS, Stack
@@ -374,6 +374,9 @@ SMALL = StackConfig(8, heads=2)
         lambda: Stack(StackConfig(8, 1, 2, cross_attention=True))(ROWS),
         lambda: MultiHeadAttention(8, 2)(ROWS, ROWS),
         lambda: MultiHeadAttention(8, 3),
+        lambda: MultiHeadAttention(8, 4, kv_heads=3),
+        lambda: Rotary(SMALL, (4,)).rotate(torch.arange(4)[None]),
+        lambda: Rotary(SMALL, (4,)).rotate(torch.zeros(1, 4, 2)),
         lambda: MultiHeadAttention(8, 2)(torch.zeros(1, 3, 8), mask=torch.ones(3, 3).tril() > 0),
         lambda: POSITIONS["learned"](SMALL, (4, 4)).embed(torch.zeros(1, 17, 8)),
         lambda: build_position("rotary2d", {}, SMALL, (9,)),
