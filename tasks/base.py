@@ -29,6 +29,7 @@ from tasks.training.loss_check import LossCheck, check_weights
 from tasks.training.loss_weighting import LossWeighting
 from tasks.training.precision import float32_by_default, sum_in_float32, total_norm
 from tasks.training.seeds import position_seed, run_seed
+from tasks.training.trainer_options import epoch_batches
 
 Batch = dict[str, Any]
 
@@ -276,9 +277,7 @@ class Task(pl.LightningModule):
         trainer = self.trainer
         if self.datamodule is None:
             return trainer.estimated_stepping_batches
-        batches = self.datamodule.train_batches()
-        limit = trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        batches = epoch_batches(trainer, self.datamodule.train_batches())
         ends = [trainer.max_steps] if trainer.max_steps > 0 else []
         if trainer.max_epochs and trainer.max_epochs > 0:
             ends.append(math.ceil(batches / trainer.accumulate_grad_batches) * trainer.max_epochs)

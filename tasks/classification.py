@@ -43,7 +43,7 @@ class ClassifierTask(Task):
         kwargs: Those of `Task`.
     """
 
-    needed_metadata: Sequence[str] = ("class_names", "problem_type", "target_mean", "target_std")
+    needed_metadata: Sequence[str] = ("class_names", "problem_type")
     teacher_config = TeacherConfig()
     # Metadata that are options of `data.dataset`, too.
     dataset_metadata: tuple[str, ...] = ("class_names",)

@@ -49,7 +49,8 @@ class Problem(ABC):
     """A problem type: its loss, what the outputs of a network mean, and its metrics.
 
     Args:
-        metadata: Of the data, as `datamodules.sources.labelled.target_metadata` describes.
+        metadata: Of the data, as `datamodules.sources.labelled.target_metadata` describes: its
+            class_names, and of a regression target_mean (0) and target_std (1).
     """
 
     monitor: str  # the metric that decides which checkpoint is best
@@ -58,8 +59,8 @@ class Problem(ABC):
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self.names: list[str] = list(metadata["class_names"])  # of the K outputs
-        self.mean: float = metadata["target_mean"]
-        self.std: float = metadata["target_std"]
+        self.mean: float = metadata.get("target_mean", 0.0)
+        self.std: float = metadata.get("target_std", 1.0)
 
     @property
     def description(self) -> str:

@@ -47,9 +47,9 @@ def with_numbers_in_units(net: Any, metadata: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         for name, value in net.state_dict().items():
             if name.startswith(CLASSIFIERS):
-                value.mul_(metadata["target_std"])
+                value.mul_(metadata.get("target_std", 1.0))
                 if name.endswith("bias"):
-                    value.add_(metadata["target_mean"])
+                    value.add_(metadata.get("target_mean", 0.0))
     return metadata | {"target_mean": 0.0, "target_std": 1.0}
 
 

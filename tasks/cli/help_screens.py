@@ -2,7 +2,7 @@
 
 fit --help             the main options, grouped
 fit --help all         every option
-fit --help model.net   every option whose name begins so
+fit --help model.net   every option below it
 fit --help run         options without a section
 """
 
@@ -56,7 +56,7 @@ TRAINER_OPTIONS = {  # of Lightning's, those that most runs use; its own texts a
     "devices": "Number of GPUs or processes, or a list of GPUs",
     "precision": "Such as 32-true, bf16-mixed, 16-mixed or bf16-true",
     "accumulate_grad_batches": "Batches for each optimizer step",
-    "val_check_interval": "Validate every 500 batches, or 0.5 or 1.0 of an epoch",
+    "val_check_interval": "Validate every 20 batches, or 0.5 or 1.0 of an epoch",
     "limit_train_batches": "Training batches of an epoch: a fraction or a number",
     "limit_val_batches": "Validation batches: a fraction of all, or a number",
     "limit_test_batches": "Test batches: a fraction or a number, 0: no test",
@@ -238,7 +238,7 @@ def short_help(parser: ArgumentParser, command: str, values: dict[str, Any]) -> 
 MORE = (
     "more:",
     "  --help all          every option, those of Lightning's Trainer too",
-    "  --help model.net    every option whose name begins so: what it does, its type, its choices",
+    "  --help model.net    every option below it: what it does, its type, its choices",
     "  --print_config      all options with their values, as a config file",
 )
 

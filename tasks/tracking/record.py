@@ -23,7 +23,11 @@ from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import DIGITS, draw_curves, evaluated_samples, format_count
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
-from tasks.training.trainer_options import check_monitors
+from tasks.training.trainer_options import (
+    check_monitors,
+    check_validation_interval,
+    epoch_batches,
+)
 
 FEW_STEPS = 100  # below which a run learns little
 LINE_WIDTH = 100  # up to which the line on the data names the classes
@@ -92,7 +96,9 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     length = "without end" if steps == math.inf else format_count(int(steps), "optimizer step")
     if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         length = f"until --trainer.max_time, {length}"
-    if trainer.global_step:
+    if trainer.global_step >= steps:
+        length = f"nothing left of {length}"
+    elif trainer.global_step:
         length += f", {trainer.global_step:,} of them done"
     return [
         data_line(task, f"{counts} {data.noun}"),
@@ -194,6 +200,11 @@ class RunRecord(Callback):
         pl_module.given_options = self.options
         if trainer.is_global_zero and not self.code:
             self.code = {"tessera": __version__, "git_commit": git_commit()}
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, Task)
+        batches = epoch_batches(trainer, pl_module.datamodule.train_batches())
+        check_validation_interval(trainer, batches)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`, now that the data are known and the checkpoint is restored."""

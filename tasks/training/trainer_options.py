@@ -88,6 +88,24 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
             raise UsageError(f"{what} {monitor}, which is not logged: there is {', '.join(known)}")
 
 
+def epoch_batches(trainer: Trainer, batches: int) -> int:
+    """Batches of an epoch that are trained with, of those that there are."""
+    limit = trainer.limit_train_batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+
+
+def check_validation_interval(trainer: Trainer, batches: int) -> None:
+    """Refuse an interval of validations longer than an epoch of so many batches."""
+    every = trainer.val_check_interval
+    counts_in_epochs = trainer.check_val_every_n_epoch is not None
+    validates = trainer.limit_val_batches != 0
+    if isinstance(every, int) and every > batches and counts_in_epochs and validates:
+        raise UsageError(
+            f"--trainer.val_check_interval {every} is more than the {batches} batches of an epoch: "
+            "add --trainer.check_val_every_n_epoch null to count over all epochs"
+        )
+
+
 def set_defaults(options: Any, epochs: int) -> None:
     """Set defaults of precision and length of training; of loggers of one class, keep the last.
 

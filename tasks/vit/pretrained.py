@@ -224,6 +224,7 @@ class ExportedFile(OwnWeights):
             }
             self.resizing = checked_resizing(**resizing(metadata))
             kinds = {"problem_type": ProblemType, "target_mean": float, "target_std": float}
+            metadata = {"target_mean": 0.0, "target_std": 1.0} | metadata
             self.targets = {
                 name: check_value(kind, metadata.get(name), name) for name, kind in kinds.items()
             }

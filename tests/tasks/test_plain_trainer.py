@@ -138,9 +138,8 @@ def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModul
     trainer = plain_trainer()
     with pytest.raises(UsageError) as refusal:
         trainer.fit(task, data)
-    metadata = {"problem_type": "single_label_classification", "target_mean": 0.0}
-    metadata |= {"target_std": 1.0, "class_names": ["dark", "bright"], "channels": 1}
-    task.metadata = {**metadata, "mean": [0.5], "std": [0.5]}
+    metadata = {"problem_type": "single_label_classification", "channels": 1}
+    task.metadata = {**metadata, "class_names": ["dark", "bright"], "mean": [0.5], "std": [0.5]}
     assert all(f"'{name}'" in str(refusal.value) for name in task.metadata)
     trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
     trainer.fit(task, data)
@@ -152,7 +151,7 @@ def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModul
 
 def test_all_metadata_that_a_task_lacks_are_named() -> None:
     needed = {"lm": ["vocabulary", "max_length", "tokenizer_options"]}
-    needed["bert"] = [*needed["lm"], "pad_id", "class_names", "problem_type", "target_mean"]
+    needed["bert"] = [*needed["lm"], "pad_id", "class_names", "problem_type"]
     for name, entries in needed.items():
         task = classes(name)[0]()
         task.trainer = plain_trainer()

@@ -105,6 +105,8 @@ def test_samples_follow_from_their_seeds(trained: Path) -> None:
     assert len({tuple(one.flatten().tolist()) for one in four}) == 4
     levels = {round(level * 255 / 16) for level in range(17)}
     assert set(four.flatten().tolist()) <= levels
+    with pytest.raises(tessera.UsageError, match="unknown option 'temp': choose from temperature"):
+        model.sample(2, temp=2)
     for options in ({"top_k": 0}, {"beams": 2}, {"temperature": 0}):
         with pytest.raises(tessera.UsageError):
             model.sample(2, **options)

@@ -54,6 +54,15 @@ def test_training_ends_with_a_validation(
     assert checkpoint("r", "best")["global_step"] in validated
 
 
+def test_an_interval_of_validations_longer_than_an_epoch(tmp_path: Path, console: Console) -> None:
+    line = f"fit {NET} --trainer.limit_train_batches 2 --trainer.limit_val_batches 1"
+    line += " --trainer.limit_test_batches 1 --trainer.max_epochs 2 --trainer.val_check_interval 3"
+    way_out = "--trainer.check_val_every_n_epoch null"
+    console.refused(line, "3 is more than the 2 batches of an epoch", way_out)
+    console.printed(f"{line} {way_out} --run_dir r")
+    assert [int(row["step"]) for row in metrics("r") if "val/loss" in row][0] == 3
+
+
 def test_scores_of_images(finished: Path, best: Path, console: Console) -> None:
     """Those of a forward pass over all of the test split; those that the run found."""
     found = summary(finished)
