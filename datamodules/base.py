@@ -233,11 +233,15 @@ class ResumableDataModule(pl.LightningDataModule):
     @property
     def predict_samples(self) -> list[str]:
         """Names or texts of the samples to predict; "index" in a batch counts them."""
-        raise UsageError(f"{type(self).__name__} needs `predict_samples` for predict.")
+        raise UsageError(
+            f"{type(self).__name__} must define `predict_samples` to be used with `predict`."
+        )
 
     def predict_state(self) -> Iterable[str]:
         """What tells whether the samples to predict are still the same."""
-        raise UsageError(f"{type(self).__name__} needs `predict_state` for predict.")
+        raise UsageError(
+            f"{type(self).__name__} must define `predict_state` to be used with `predict`."
+        )
 
     def train_sampler(self, dataset: BatchedDataset) -> ResumableBatchSampler:
         """The order of training; its length is the number of batches of an epoch on this rank."""

@@ -109,7 +109,7 @@ class MultiHeadAttention(nn.Module):
         dropout: Probability of dropping a weight.
 
     Raises:
-        ValueError: H is not a multiple of G; or E is none of H, and `head_dim` is None.
+        ValueError: H is not a multiple of G; or E is not a multiple of H, and `head_dim` is None.
     """
 
     score_fn: ScoreFunction | None = None  # dot products
@@ -135,7 +135,7 @@ class MultiHeadAttention(nn.Module):
         self.heads = heads
         self.kv_heads = heads if kv_heads is None else kv_heads
         require(
-            heads % self.kv_heads == 0,
+            self.kv_heads > 0 and heads % self.kv_heads == 0,
             f"heads {heads} is not a multiple of kv_heads {kv_heads}; change one of them.",
         )
         head_dim = width // heads if head_dim is None else head_dim
@@ -174,8 +174,8 @@ class MultiHeadAttention(nn.Module):
             cache: Keeps keys and values of earlier tokens, or of the context.
 
         Raises:
-            ValueError: As of `attention`; or there is a context in self-attention, or none in
-                cross-attention.
+            ValueError: As in `attention`, or if self-attention is given a context or
+                cross-attention is not.
         """
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:

@@ -11,8 +11,7 @@ class Mask:
     """Which keys each query may attend to, and what is added to the scores.
 
     Args:
-        allowed: Boolean, True = attend, broadcastable to (B, H, N, M), with M in full; None:
-            everything is allowed.
+        allowed: Boolean, True = attend, (B or 1, H or 1, N or 1, M); None: everything is allowed.
         causal: Query i attends to keys 0..i only (N = M); a flag, because SDPA has a fast path for
             it; only if `allowed` is None.
         fully_masked: Boolean, broadcastable to (B, H, N, 1): queries with no key at all, whose

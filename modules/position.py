@@ -215,11 +215,14 @@ class Rotary(Position):
         )
 
     def rotate(self, positions: Tensor) -> Rotation:
-        """Positions (B or 1, N, A) -> angles for pairs of channels; else raises `ValueError`."""
+        """Positions (B or 1, N, A) -> angles for pairs of channels.
+
+        Raises `ValueError` if positions have another shape.
+        """
         require(
             positions.dim() == 3 and positions.shape[2] == len(self.grid),
-            f"positions have the shape {tuple(positions.shape)}, but must have (B or 1, N, "
-            f"{len(self.grid)}), such as torch.arange(N)[None, :, None] for texts.",
+            f"positions have shape {tuple(positions.shape)}, but need (B or 1, N, "
+            f"{len(self.grid)}), as `grid_positions` has for a grid.",
         )
         if self.axes == 1:
             positions = self.flat_index(positions)[..., None]  # (B, N, 1)

@@ -49,8 +49,8 @@ class Problem(ABC):
     """A problem type: its loss, what the outputs of a network mean, and its metrics.
 
     Args:
-        metadata: Of the data, as `datamodules.sources.labelled.target_metadata` describes: its
-            class_names, and of a regression target_mean (0) and target_std (1).
+        metadata: Of the data, as `datamodules.sources.labelled.target_metadata` describes:
+            `class_names` and, for a regression, `target_mean` (default 0) and `target_std` (1).
     """
 
     monitor: str  # the metric that decides which checkpoint is best

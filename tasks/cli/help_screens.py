@@ -2,7 +2,7 @@
 
 fit --help             the main options, grouped
 fit --help all         every option
-fit --help model.net   every option below it
+fit --help model.net   every option of this section
 fit --help run         options without a section
 """
 
@@ -238,7 +238,7 @@ def short_help(parser: ArgumentParser, command: str, values: dict[str, Any]) -> 
 MORE = (
     "more:",
     "  --help all          every option, those of Lightning's Trainer too",
-    "  --help model.net    every option below it: what it does, its type, its choices",
+    "  --help model.net    every option of this section: what it does, its type, its choices",
     "  --print_config      all options with their values, as a config file",
 )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from modules.models.gpt import Decoder
 from modules.record import AttentionRecord
+from modules.schema import check_value
 from tasks.errors import UsageError, unknown_name, usage_errors
 from tasks.igpt.architectures import PixelModel
 from tasks.igpt.probe import layer_features
@@ -157,7 +158,9 @@ def sampling(count: int, options: SamplingOptions) -> PixelSampling:
     for name in options:
         if name not in known:
             raise UsageError(unknown_name(name, known, "option"))
+    types = get_type_hints(PixelSampling)
     with usage_errors():
-        found = PixelSampling(**options)
+        values = {name: check_value(types[name], value, name) for name, value in options.items()}
+        found = PixelSampling(**values)
         check_count("count", count, found.temperature)
     return found

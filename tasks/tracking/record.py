@@ -94,11 +94,11 @@ def opening_lines(trainer: pl.Trainer, task: Task, folder: Path) -> list[str]:
     processes = f", {trainer.world_size} processes" if trainer.world_size > 1 else ""
     steps = task.total_steps()
     length = "without end" if steps == math.inf else format_count(int(steps), "optimizer step")
-    if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-        length = f"until --trainer.max_time, {length}"
     if trainer.global_step >= steps:
         length = f"nothing left of {length}"
-    elif trainer.global_step:
+    elif any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        length = f"until --trainer.max_time, {length}"
+    if 0 < trainer.global_step < steps:
         length += f", {trainer.global_step:,} of them done"
     return [
         data_line(task, f"{counts} {data.noun}"),

@@ -96,13 +96,13 @@ def epoch_batches(trainer: Trainer, batches: int) -> int:
 
 def check_validation_interval(trainer: Trainer, batches: int) -> None:
     """Refuse an interval of validations longer than an epoch of so many batches."""
-    every = trainer.val_check_interval
+    every = getattr(trainer, "val_check_interval", None)  # Lightning does not set it for a time
     counts_in_epochs = trainer.check_val_every_n_epoch is not None
     validates = trainer.limit_val_batches != 0
-    if isinstance(every, int) and every > batches and counts_in_epochs and validates:
+    if isinstance(every, int) and every > batches > 0 and counts_in_epochs and validates:
         raise UsageError(
-            f"--trainer.val_check_interval {every} is more than the {batches} batches of an epoch: "
-            "add --trainer.check_val_every_n_epoch null to count over all epochs"
+            f"--trainer.val_check_interval {every} is more than an epoch has batches ({batches}): "
+            "lower it, or add --trainer.check_val_every_n_epoch null to count over all epochs"
         )
 
 

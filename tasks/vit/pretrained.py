@@ -195,7 +195,7 @@ class RunCheckpoint(OwnWeights):
         self.class_names = metadata["class_names"]
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
         self.resizing = resizing(metadata)
-        self.targets = {name: metadata[name] for name in self.targets}
+        self.targets = {name: metadata.get(name, start) for name, start in self.targets.items()}
         self.data = self.checkpoint[KEY]["config"]["data"]
 
     def read(self) -> State:

@@ -147,6 +147,9 @@ def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModul
     trainer.save_checkpoint("plain.ckpt")
     again = ViTTask.load_from_checkpoint("plain.ckpt")
     assert again.metadata == task.metadata
+    start = ViTTask(net=SMALL_NET, pretrained="plain.ckpt")
+    start.metadata = task.metadata
+    assert trainer.test(start, data, verbose=False)[0]["test/acc"] == 1
 
 
 def test_all_metadata_that_a_task_lacks_are_named() -> None:

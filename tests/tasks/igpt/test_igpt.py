@@ -107,7 +107,7 @@ def test_samples_follow_from_their_seeds(trained: Path) -> None:
     assert set(four.flatten().tolist()) <= levels
     with pytest.raises(tessera.UsageError, match="unknown option 'temp': choose from temperature"):
         model.sample(2, temp=2)
-    for options in ({"top_k": 0}, {"beams": 2}, {"temperature": 0}):
+    for options in ({"top_k": 0}, {"beams": 2}, {"temperature": 0}, {"temperature": "1"}):
         with pytest.raises(tessera.UsageError):
             model.sample(2, **options)
 

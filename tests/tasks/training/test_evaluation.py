@@ -58,9 +58,13 @@ def test_an_interval_of_validations_longer_than_an_epoch(tmp_path: Path, console
     line = f"fit {NET} --trainer.limit_train_batches 2 --trainer.limit_val_batches 1"
     line += " --trainer.limit_test_batches 1 --trainer.max_epochs 2 --trainer.val_check_interval 3"
     way_out = "--trainer.check_val_every_n_epoch null"
-    console.refused(line, "3 is more than the 2 batches of an epoch", way_out)
+    console.refused(line, "3 is more than an epoch has batches (2)", way_out)
     console.printed(f"{line} {way_out} --run_dir r")
     assert [int(row["step"]) for row in metrics("r") if "val/loss" in row][0] == 3
+    timed = line.replace("val_check_interval 3", "val_check_interval 00:00:10:00")
+    console.printed(f"{timed} --run_dir timed --trainer.max_steps 3")
+    resumed, _ = console.printed("fit --resume timed --trainer.max_steps 1")
+    assert "run     nothing left of 1 optimizer step, in " in resumed
 
 
 def test_scores_of_images(finished: Path, best: Path, console: Console) -> None:
