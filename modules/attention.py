@@ -162,6 +162,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
+        outputs: int | None = None,
     ) -> Tensor:
         """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).
 
@@ -172,6 +173,7 @@ class MultiHeadAttention(nn.Module):
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
+            outputs: Number of tokens, from the first, whose new vectors are computed; None: all.
 
         Raises:
             ValueError: As in `attention`, or if self-attention is given a context or
@@ -181,6 +183,8 @@ class MultiHeadAttention(nn.Module):
         if rotary is not None:
             q = rotary(q)
             k = rotary(k)
+        if outputs is not None:
+            q, mask = q[:, :, :outputs], mask.first(outputs)  # all are still keys and values
         k, v = cache.update(k, v)
         out = cache.attend(q, mask, self.score_fn)
         if out is None:

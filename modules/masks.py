@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from modules.config import require
+
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -70,6 +72,21 @@ class Mask:
             pick(self.fully_masked),
             pick(self.bias),
             pick(self.bias_and_mask),
+        )
+
+    def first(self, queries: int) -> "Mask":
+        """The same for the first `queries` queries. Raises `ValueError` if it is causal."""
+        require(not self.causal, "a causal mask has no mask of its first queries.")
+
+        def cut(part: Tensor | None) -> Tensor | None:
+            return part if part is None else part[..., :queries, :]
+
+        return Mask(
+            cut(self.allowed),
+            False,
+            cut(self.fully_masked),
+            cut(self.bias),
+            cut(self.bias_and_mask),
         )
 
     @property

@@ -38,7 +38,7 @@ NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # no states: no block read
 class BlockInputs(NamedTuple):
     """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`.
 
-    `visible` is that of `CausalConv.forward`.
+    `visible` is that of `CausalConv.forward`, `outputs` that of `MultiHeadAttention.forward`.
     """
 
     mask: Mask
@@ -46,6 +46,7 @@ class BlockInputs(NamedTuple):
     context: Context
     cache: BlockCache
     visible: Tensor | None
+    outputs: int | None = None
 
 
 class LayerScale(nn.Module):
@@ -131,10 +132,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn)
-        x = x + self.residual1(y)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        x = x[:, :outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -148,10 +149,10 @@ class PostBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn)
-        x = self.norm1(x + self.residual1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        x = self.norm1(x[:, :outputs] + self.residual1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = self.cross_norm(x + self.cross_residual(y))
@@ -172,9 +173,11 @@ class ParallelBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         normed = self.conv1(self.norm1(x), visible, cache.conv1)
-        x = x + self.residual1(self.attention(normed, None, mask, rotary, cache.self_attn))
+        y = self.attention(normed, None, mask, rotary, cache.self_attn, outputs)
+        x = x[:, :outputs] + self.residual1(y)
+        normed = normed[:, :outputs]
         if self.has_cross:
             y = self.cross_attention(normed, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(y)
@@ -197,10 +200,10 @@ class ResPostBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn)
-        x = x + self.residual1(self.norm1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        x = x[:, :outputs] + self.residual1(self.norm1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(self.cross_norm(y))
@@ -216,9 +219,9 @@ class NoResidualBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn))
+        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn, outputs))
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -235,9 +238,10 @@ class CCTBlock(Block):
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible = inputs
+        mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        x = x + self.residual1(self.attention(y, None, mask, rotary, cache.self_attn))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        x = x[:, :outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -343,8 +347,9 @@ class Stack(nn.Module):
         rotary: Rotation | None = None,
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
+        outputs: int | None = None,
     ) -> Tensor:
-        """Runs all blocks and the final norm: (B, N, E) -> (B, N, E).
+        """Runs all blocks and the final norm: (B, N, E) -> (B, N or `outputs`, E).
 
         Args:
             x: The tokens' vectors.
@@ -352,6 +357,8 @@ class Stack(nn.Module):
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
             cache: KV cache of earlier tokens, or a recorder of attention weights.
+            outputs: Number of vectors that are returned, from the first; None: all. The last block
+                then computes no others, where it can.
         """
         if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
@@ -359,10 +366,12 @@ class Stack(nn.Module):
         if self.config.conv_kernel is not None:
             visible = visible_before(mask, x.shape[1], self.config.conv_kernel - 1)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
+        plain = cache is NO_CACHE and visible is None  # recorders, for one, want all tokens
         for index, block in enumerate(self.blocks):
-            inputs = BlockInputs(mask, rotary, context, cache.block(index), visible)
+            computed = outputs if plain and index == len(self.blocks) - 1 else None
+            inputs = BlockInputs(mask, rotary, context, cache.block(index), visible, computed)
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, inputs, use_reentrant=False)
             else:
                 x = block(x, inputs)
-        return self.norm(x)
+        return self.norm(x[:, :outputs])

@@ -147,6 +147,7 @@ class Encoder(nn.Module):
         padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         record: StackCache = NO_CACHE,
+        outputs: int | None = None,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
@@ -155,9 +156,10 @@ class Encoder(nn.Module):
             padding_mask: Boolean (B, N), False at padding; None: there is none.
             segments: Integers (B, N), each token's segment; None: the first everywhere.
             record: An `AttentionRecord`, which collects the attention weights of each block.
+            outputs: Number of vectors that are returned, from the first; None: all.
 
         Returns:
-            (B, N, E); values at padding are undefined.
+            (B, N or `outputs`, E); values at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions, or segments that the model has no
@@ -169,7 +171,8 @@ class Encoder(nn.Module):
         x = self.token_dropout(self.embed(tokens))  # (B, N, embedding width)
         x = self.position.embed(self.add_segments(x, segments))
         x = self.project_in(self.dropout(self.norm(x)))  # (B, N, E)
-        return self.stack(x, mask, self.position.rotate(positions), cache=record)
+        rotary = self.position.rotate(positions)
+        return self.stack(x, mask, rotary, cache=record, outputs=outputs)
 
     def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""
@@ -211,10 +214,11 @@ class BertClassifier(nn.Module):
         record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        return self.classify(self.encoder(tokens, padding_mask, segments, record), padding_mask)
+        x = self.encoder(tokens, padding_mask, segments, record, self.pool.reads)
+        return self.classify(x, padding_mask)
 
     def classify(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Vectors of the encoder (B, N, E) -> logits (B, classes)."""
+        """Vectors of the encoder, (B, N, E) or those that are pooled -> logits (B, classes)."""
         return self.head(self.pooler(self.pool(x, padding_mask)))
 
 

@@ -125,6 +125,11 @@ class ViTConfig:
         """Number of class tokens, distillation tokens and registers."""
         return int(self.has_class_token), int(self.distillation_token), self.register_tokens
 
+    @property
+    def reads(self) -> int | None:
+        """Number of vectors that the heads read, from the first; None: all."""
+        return 1 + self.distillation_token if self.pool == "cls" else None
+
 
 class ViTEncoder(nn.Module):
     """Images to vectors of their patches: what classifiers and `MaskedAutoencoder` share.
@@ -150,7 +155,11 @@ class ViTEncoder(nn.Module):
         self.stack = Stack(stack, prefix + math.prod(config.grid))
 
     def tokens(
-        self, images: Tensor, record: StackCache = NO_CACHE, kept: Tensor | None = None
+        self,
+        images: Tensor,
+        record: StackCache = NO_CACHE,
+        kept: Tensor | None = None,
+        outputs: int | None = None,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
@@ -158,9 +167,11 @@ class ViTEncoder(nn.Module):
             images: (B, C, H, W).
             record: A recorder of attention weights.
             kept: Indices (B, K) of the patches that are read; None: all.
+            outputs: Number of vectors that are returned, from the first; None: all.
 
         Returns:
-            (B, P + K, E): class token and registers, then the patches in the order of `kept`.
+            (B, P + K or `outputs`, E): class token and registers, then the patches in the order of
+            `kept`.
         """
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
@@ -169,7 +180,7 @@ class ViTEncoder(nn.Module):
             x = take(x, kept)  # (B, K, E)
             positions = take(positions.expand(len(x), -1, -1), kept)  # (B, K, 2)
         x = self.dropout(self.prefix(x))  # (B, P + K, E)
-        return run_blocks(self.stack, self.position, x, positions, record)
+        return run_blocks(self.stack, self.position, x, positions, record, outputs)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -178,11 +189,17 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 
 def run_blocks(
-    stack: Stack, position: Position, x: Tensor, positions: Tensor, record: StackCache = NO_CACHE
+    stack: Stack,
+    position: Position,
+    x: Tensor,
+    positions: Tensor,
+    record: StackCache = NO_CACHE,
+    outputs: int | None = None,
 ) -> Tensor:
     """Runs blocks over P tokens without positions and N patches: (B, P + N, E) -> the same.
 
-    `positions` are those of the patches, (B or 1, N, 2).
+    `positions` are those of the patches, (B or 1, N, 2); `record` and `outputs` are those of
+    `Stack.forward`.
     """
     prefix = x.shape[1] - positions.shape[1]
     rotary = position.rotate(positions)
@@ -191,7 +208,7 @@ def run_blocks(
     bias = position.bias(positions, positions)
     if bias is not None:
         bias = F.pad(bias, (prefix, 0, prefix, 0))  # (B or 1, H, P + N, P + N)
-    return stack(x, NO_MASK.with_bias(bias), rotary, cache=record)
+    return stack(x, NO_MASK.with_bias(bias), rotary, cache=record, outputs=outputs)
 
 
 class ViT(ViTEncoder):
@@ -229,7 +246,7 @@ class ViT(ViTEncoder):
             Logits (B, K); with `each_head` (heads, B, K), those for labels first and those for the
             teacher last. A network with one head has these once.
         """
-        x = self.tokens(images, record)  # (B, P + N, E)
+        x = self.tokens(images, record, outputs=self.config.reads)  # (B, P + N or `reads`, E)
         logits = self.head(self.pooled(x))  # (B, K)
         if self.distillation_head is None:
             return logits[None] if each_head else logits  # (1, B, K) or (B, K)
@@ -238,7 +255,7 @@ class ViT(ViTEncoder):
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
         """(B, C, H, W) -> pooled vectors (B, E), the input of the classifier."""
-        return self.pooled(self.tokens(images, record))
+        return self.pooled(self.tokens(images, record, outputs=self.pool.reads))
 
     def pooled(self, x: Tensor) -> Tensor:
         """(B, P + N, E) -> (B, E)."""

@@ -56,7 +56,8 @@ class Formula:
 
     def __str__(self) -> str:
         """The sum, such as 12 d² + 13 d; 0 if it has no terms."""
-        return " + ".join(_product(factor, name) for name, factor in self.terms.items()) or "0"
+        terms = (_product(factor, name) for name, factor in self.terms.items())
+        return " + ".join(terms).replace("+ -", "- ") or "0"
 
 
 def _product(factor: Fraction, name: str) -> str:
@@ -237,6 +238,23 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
     if stack.layer_scale is not None:
         parts.append(Part("layer scale", Formula({"d": sublayers}), blocks=stack.depth))
     return parts
+
+
+def unread_parts(stack: StackConfig, reads: int | None) -> list[Part]:
+    """What the last block leaves out if only the first `reads` vectors are used; None: all are.
+
+    The other tokens are keys and values, but have no scores, no output and no feed-forward layer.
+    """
+    if reads is None or stack.order == "mixer":
+        return []
+    sizes = stack.resolved
+    queries = Fraction(stack.heads * sizes.head_dim, stack.width)  # of all heads, over d
+    values = Fraction(stack.heads * sizes.value_dim, stack.width)
+    matrices = 3 if stack.feedforward in GATED else 2
+    weights = 2 * (values + matrices * Fraction(sizes.mlp_width, stack.width))
+    scores = 2 * (queries + values)
+    left_out = {"T d²": -weights, "T² d": -scores, "d²": reads * weights, "T d": reads * scores}
+    return [Part("last block, not computed", flops=Formula(left_out))]
 
 
 def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float | None:
