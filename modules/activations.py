@@ -130,11 +130,22 @@ def hook_weights(attention: nn.Module, change: Change) -> RemovableHandle:
     """The change sees (B, H, N, M); the slower formula of `attention` computes them."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        *others, cache = inputs  # a block gives all arguments by position
+        *others, cache = inputs  # a block gives them by position
         return *others, ObservedCache(cache, change)
 
     # The last hook to wrap the cache is called first: that must be the one added first.
     return attention.register_forward_pre_hook(hook, prepend=True)
+
+
+def hook_all_tokens(stack: Stack) -> RemovableHandle:
+    """The last block computes all tokens, also those that are not read after it."""
+
+    def hook(
+        module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return inputs, options | {"outputs": None}
+
+    return stack.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def stacks(net: nn.Module) -> dict[str, Stack]:
@@ -209,6 +220,8 @@ def changed(net: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
     """
     hooks = hooks_of(net)
     with ExitStack() as handles:
+        for stack in stacks(net).values():
+            handles.callback(hook_all_tokens(stack).remove)
         for pattern, change in changes.items():
             for name in matching_names(net, pattern):
                 handles.callback(hooks[name](change).remove)

@@ -134,7 +134,7 @@ class Block(nn.Module):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
         x = x[:, :outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
@@ -151,7 +151,7 @@ class PostBlock(Block):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
         x = self.norm1(x[:, :outputs] + self.residual1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
@@ -175,7 +175,7 @@ class ParallelBlock(Block):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         normed = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(normed, None, mask, rotary, cache.self_attn, outputs)
+        y = self.attention(normed, None, mask, rotary, cache.self_attn, outputs=outputs)
         x = x[:, :outputs] + self.residual1(y)
         normed = normed[:, :outputs]
         if self.has_cross:
@@ -202,7 +202,7 @@ class ResPostBlock(Block):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
         x = x[:, :outputs] + self.residual1(self.norm1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
@@ -221,7 +221,7 @@ class NoResidualBlock(Block):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn, outputs))
+        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs))
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -240,7 +240,7 @@ class CCTBlock(Block):
         """(B, N, E) -> (B, N, E)."""
         mask, rotary, context, cache, visible, outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
         x = x[:, :outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)

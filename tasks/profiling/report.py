@@ -316,9 +316,9 @@ def measured_crossover(points: Sequence[Point]) -> float | None:
 def short(number: float) -> str:
     """A number with a unit, such as 1.24 G."""
     for size, unit in UNITS:
-        if number >= size:
+        if abs(number) >= size:
             value = number / size
-            return f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.3g} {unit}"
+            return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"
     return f"{number:.3g}"
 
 
