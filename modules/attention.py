@@ -34,7 +34,8 @@ def attention(
         q: Queries (B, H, N, D).
         k: Keys (B, G, M, D); G divides H.
         v: Values (B, G, M, V).
-        mask: Who may attend to whom; a query that may attend to nothing gives zeros.
+        mask: Who may attend to whom, such as `padding(padding_mask) & causal(N)` of
+            `modules.masks`; a query that may attend to nothing gives zeros.
         dropout: Probability of dropping a weight.
         score_fn: Computes the scores before softmax; None: q k^T / sqrt(D).
         on_weights: Called with the weights, (B, H, N, M), before dropout; what it returns, unless
@@ -46,7 +47,10 @@ def attention(
     Raises:
         ValueError: `mask` is not a `Mask`.
     """
-    require(isinstance(mask, Mask), "mask must be a modules.masks.Mask, such as Mask(allowed).")
+    require(
+        isinstance(mask, Mask),
+        "mask must be a Mask, such as padding(padding_mask) or causal(N) of modules.masks.",
+    )
     # Its fast kernel for CPUs has no dropout, and no gradient of a bias.
     sdpa_is_slow = q.device.type == "cpu" and (dropout > 0 or mask.has_learned_bias)
     if score_fn is None and on_weights is None and not sdpa_is_slow:
@@ -181,6 +185,10 @@ class MultiHeadAttention(nn.Module):
         """
         q, k, v = self.project(x, context, cache)  # (B, H, N, D), (B, G, M, D), (B, G, M, V)
         if rotary is not None:
+            require(
+                isinstance(rotary, Rotation),
+                "rotary must be a Rotation: rotate(positions) of a position encoding returns one.",
+            )
             q = rotary(q)
             k = rotary(k)
         if outputs is not None:

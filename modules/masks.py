@@ -12,6 +12,8 @@ from modules.config import require
 class Mask:
     """Which keys each query may attend to, and what is added to the scores.
 
+    `padding`, `causal`, `prefix` and `documents` make masks, and `&` combines them.
+
     Args:
         allowed: Boolean, True = attend, (B or 1, H or 1, N or 1, M); None: everything is allowed.
         causal: Query i attends to keys 0..i only (N = M); a flag, because SDPA has a fast path for

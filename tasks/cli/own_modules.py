@@ -4,12 +4,18 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from tasks.cli.app import TRUST
 from tasks.errors import UsageError
 
 OWN_MODULES = [name for name in os.environ.get(TRUST, "").split(",") if name]
+
+
+def is_module_name(name: str) -> bool:
+    """Whether a name has the form package.module."""
+    return all(part.isidentifier() for part in name.split("."))
 
 
 def import_own_modules() -> None:
@@ -24,6 +30,11 @@ def import_own_modules() -> None:
         sys.path.append(os.getcwd())
     known = {option: dict(family) for option, family in families().items()}
     for name in OWN_MODULES:
+        if name.endswith(".py") or not is_module_name(name):
+            raise UsageError(
+                f"{TRUST} names {name}, which is no name of a module: give {Path(name).stem}, and "
+                "add its folder to PYTHONPATH unless it is the current one"
+            )
         try:
             import_module(name)
         except ModuleNotFoundError as error:

@@ -28,7 +28,7 @@ from tasks.cli.config_files import (
 )
 from tasks.cli.help_screens import HelpFormatter, take_help
 from tasks.cli.other_options import names_of_task, who_has
-from tasks.cli.own_modules import OWN_MODULES
+from tasks.cli.own_modules import OWN_MODULES, is_module_name
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
 from tasks.options import Options, merge_options
@@ -50,7 +50,7 @@ TRUSTED_PACKAGES = [
 
 jsonargparse.set_parsing_settings(
     import_path_denylist=["*"],
-    import_path_allowlist=[*TRUSTED_PACKAGES, *OWN_MODULES],
+    import_path_allowlist=[*TRUSTED_PACKAGES, *filter(is_module_name, OWN_MODULES)],
     instantiate_subclass_spec_in_any=False,
 )
 plain_yaml = jsonargparse.get_loader("yaml")

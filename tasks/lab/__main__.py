@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from tasks.cli.app import program
 from tasks.cli.main import take_debug
-from tasks.cli.signals import SIGNALS
+from tasks.cli.signals import SIGNALS, Stopped
 from tasks.cli.text_io import open_standard_streams
 from tasks.distributed.variables import drop_unusable_variables
 from tasks.errors import RunError, UsageError, exit_status, unknown_option
@@ -105,7 +105,11 @@ def run_lab(options: Any, command: str) -> None:
                 raise RunError(f"the run before the grid failed: see {log}")
             plan = make_plan(lab, folder, options.config)  # with what needs that run
             save_plan(plan, folder)
-        runner.run(plan.runs)
+        try:
+            runner.run(plan.runs)
+        except Stopped:
+            write_report(folder)
+            raise
         print(write_report(folder), flush=True)
         if all(error_of(folder, run) for run in plan.runs):
             raise RunError(f"all {len(plan.runs)} runs failed: see {folder / 'report.md'}")

@@ -52,7 +52,7 @@ class ProfileOptions:
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
         lengths: Tokens of a sample, or for vit and mae the side of an image in pixels, with commas
             between them; null: the context, and a half, a quarter and an eighth of it.
-        widths: Widths d; heads keep their size. null: that of the network.
+        widths: Widths d to measure; heads keep their size. null: that of the network.
         depths: Numbers of blocks. null: that of the network.
         batch_sizes: Samples of a batch. null: 1.
         vocabulary: Tokens of a network whose vocabulary comes from data; null: those of the

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from modules.attention import ATTENTIONS
+from modules.activations import recorded
+from modules.attention import ATTENTIONS, MultiHeadAttention
 from modules.config import StackConfig
 from modules.masks import NO_MASK, Mask, causal, padding
 from modules.models.bert import BertClassifier, BertConfig
 from modules.models.vit import ViT, ViTConfig
-from modules.position import POSITIONS
+from modules.position import POSITIONS, Rotary
 from modules.record import AttentionRecord
 from modules.transformer import NO_CONTEXT, ORDERS, Context, Stack
 from tests.helpers.tiny_models import VOCAB, close, label, random_tokens, shaken
@@ -90,6 +91,24 @@ def test_a_record_has_the_weights_of_all_tokens() -> None:
     images = torch.randn(B, 1, 8, 8)
     close(net(images, record), net(images))
     assert [weights.shape for weights in record.self_attn] == [(B, H, 17, 17)] * 2
+
+
+def test_recorded_activations_are_those_of_all_tokens() -> None:
+    net = shaken(ViT(VIT))
+    images = torch.randn(B, 1, 8, 8)
+    logits = net(images)
+    with recorded(net, "blocks.1*", "hidden") as found:
+        close(net(images), logits)
+    assert found["blocks.1.attention.weights"].shape == (B, H, 17, 17)
+    assert found["blocks.1"].shape == found["blocks.1.feedforward"].shape == (B, 17, E)
+    close(found["hidden"], net.tokens(images))
+
+
+@pytest.mark.parametrize("wrong", [{"mask": PADDING}, {"rotary": Rotary(SMALL, (N,))}], ids=label)
+def test_attention_says_what_a_mask_and_a_rotation_are(wrong: dict[str, Any]) -> None:
+    net = MultiHeadAttention(E, H)
+    with pytest.raises(ValueError, match="padding|rotate"):
+        net(torch.randn(B, N, E), **wrong)
 
 
 def test_a_causal_mask_has_no_first_queries() -> None:

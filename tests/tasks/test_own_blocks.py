@@ -30,6 +30,14 @@ FIT = "fit --trainer.max_steps 2 --trainer.limit_val_batches 1"
 OWN = "--preset digits --model.net.stack.norm halved --data.source numerals --run_dir runs/own"
 
 
+def test_a_file_in_place_of_a_module_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my_blocks.py").write_text(MODULE)
+    for name in ("my_blocks.py", str(tmp_path / "my_blocks.py")):
+        done = python("tasks.vit fit --print_config", tmp_path, TESSERA_TRUST=name)
+        assert done.returncode == 2 and "give my_blocks," in done.stderr
+        assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_commands_use_blocks_and_data_of_your_own(tmp_path: Path) -> None:
     (tmp_path / "my_blocks.py").write_text(MODULE)

@@ -186,6 +186,7 @@ def test_two_labs_in_a_folder_and_ctrl_c() -> None:
     first.send_signal(signal.SIGINT)
     _, err = first.communicate(timeout=500)
     assert first.returncode == 130 and "to resume: python -m tasks.lab run lab.yaml" in err
+    assert "0 of 2 runs are finished" in Path("out/report.md").read_text()
     processes = [Path(f"/proc/{name}/cmdline") for name in os.listdir("/proc") if name.isdecimal()]
     here = str(Path("out").resolve())
     for path in processes:
