@@ -366,12 +366,14 @@ class Stack(nn.Module):
         if self.config.conv_kernel is not None:
             visible = visible_before(mask, x.shape[1], self.config.conv_kernel - 1)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
-        plain = cache is NO_CACHE and visible is None  # recorders, for one, want all tokens
+        # Recorders and caches want all tokens, and so do means over tokens.
+        needs_all = cache is not NO_CACHE or visible is not None or self.config.norm == "batchnorm"
         for index, block in enumerate(self.blocks):
-            computed = outputs if plain and index == len(self.blocks) - 1 else None
+            is_last = index == len(self.blocks) - 1
+            computed = outputs if is_last and not needs_all else None
             inputs = BlockInputs(mask, rotary, context, cache.block(index), visible, computed)
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, inputs, use_reentrant=False)
             else:
                 x = block(x, inputs)
-        return self.norm(x[:, :outputs])
+        return self.norm(x)[:, :outputs]

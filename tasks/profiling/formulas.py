@@ -245,7 +245,7 @@ def unread_parts(stack: StackConfig, reads: int | None) -> list[Part]:
 
     The other tokens are keys and values, but have no scores, no output and no feed-forward layer.
     """
-    if reads is None or stack.order == "mixer":
+    if reads is None or stack.order == "mixer" or stack.norm == "batchnorm":
         return []
     sizes = stack.resolved
     queries = Fraction(stack.heads * sizes.head_dim, stack.width)  # of all heads, over d

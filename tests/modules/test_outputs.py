@@ -13,6 +13,7 @@ from modules.config import StackConfig
 from modules.masks import NO_MASK, Mask, causal, padding
 from modules.models.bert import BertClassifier, BertConfig
 from modules.models.vit import ViT, ViTConfig
+from modules.norm import NORMS
 from modules.position import POSITIONS, Rotary
 from modules.record import AttentionRecord
 from modules.transformer import NO_CONTEXT, ORDERS, Context, Stack
@@ -28,6 +29,7 @@ MASKS = {"none": NO_MASK, "padding": padding(PADDING), "earlier": NO_MASK & Mask
 CHOICES: list[dict[str, Any]] = [
     *({"order": name} for name in ORDERS),
     *({"attention": name} for name in ATTENTIONS),
+    *({"norm": name} for name in NORMS),
     {"kv_heads": 1, "qk_norm": True},
     {"value_dim": 3},
     {"layer_scale": 0.1, "drop_path": 0.2, "final_norm": False},
