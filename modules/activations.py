@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from modules.attention import AttentionCache, MultiHeadAttention, ScoreFunction
+from modules.cache import NO_CACHE, StackCache
 from modules.masks import Mask
 from modules.transformer import ResPostBlock, Stack
 from modules.windows import WindowAttention
@@ -130,7 +131,7 @@ def hook_weights(attention: nn.Module, change: Change) -> RemovableHandle:
     """The change sees (B, H, N, M); the slower formula of `attention` computes them."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        *others, cache = inputs  # a block gives them by position
+        *others, cache = inputs  # a block passes all but `num_outputs` by position
         return *others, ObservedCache(cache, change)
 
     # The last hook to wrap the cache is called first: that must be the one added first.
@@ -138,12 +139,17 @@ def hook_weights(attention: nn.Module, change: Change) -> RemovableHandle:
 
 
 def hook_all_tokens(stack: Stack) -> RemovableHandle:
-    """The last block computes all tokens, also those that are not read after it."""
+    """Makes the last block compute all tokens, also those that are not used after it.
+
+    A stack with a cache, here one that keeps nothing, skips none.
+    """
 
     def hook(
         module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return inputs, options | {"outputs": None}
+        if options.get("cache", NO_CACHE) is NO_CACHE and len(inputs) < 5:  # not by position
+            options = options | {"cache": StackCache()}
+        return inputs, options
 
     return stack.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -209,7 +215,7 @@ def matching_names(net: nn.Module, *patterns: str) -> list[str]:
 
 @contextmanager
 def changed(net: nn.Module, changes: Mapping[str, Change]) -> Iterator[None]:
-    """Changes activations in each forward pass inside the context.
+    """Changes activations, those of all tokens, in each forward pass inside the context.
 
     Args:
         net: The network; it is as before after the context, also after an error.

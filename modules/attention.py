@@ -166,9 +166,11 @@ class MultiHeadAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
-        outputs: int | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
         """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).
+
+        With `num_outputs` only the first are computed: (B, num_outputs, E).
 
         Args:
             x: Becomes the queries.
@@ -177,7 +179,7 @@ class MultiHeadAttention(nn.Module):
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
-            outputs: Number of tokens, from the first, whose new vectors are computed; None: all.
+            num_outputs: Compute only the first `num_outputs` tokens' vectors; None: all.
 
         Raises:
             ValueError: As in `attention`, or if self-attention is given a context or
@@ -187,12 +189,13 @@ class MultiHeadAttention(nn.Module):
         if rotary is not None:
             require(
                 isinstance(rotary, Rotation),
-                "rotary must be a Rotation: rotate(positions) of a position encoding returns one.",
+                "rotary must be a Rotation, as Position.rotate(positions) returns it.",
             )
             q = rotary(q)
             k = rotary(k)
-        if outputs is not None:
-            q, mask = q[:, :, :outputs], mask.first(outputs)  # all are still keys and values
+        if num_outputs is not None:
+            q = q[:, :, :num_outputs]  # keys and values stay those of all tokens
+            mask = mask.first_queries(num_outputs, k.shape[2], k.device)
         k, v = cache.update(k, v)
         out = cache.attend(q, mask, self.score_fn)
         if out is None:

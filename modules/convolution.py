@@ -41,6 +41,8 @@ class CausalConv(nn.Module):
             visible: Made by `visible_before`; None: all tokens before.
             cache: Keeps the last K tokens.
         """
+        if visible is not None:
+            visible = visible[:, :, : x.shape[1]]  # of the last block, which may have fewer tokens
         joined = cache.update(x, len(self.weight))  # (B, K + N, E)
         return add_earlier(joined, self.weight, visible)  # (B, N, E)
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from modules.config import require
-
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -76,15 +74,15 @@ class Mask:
             pick(self.bias_and_mask),
         )
 
-    def first(self, queries: int) -> "Mask":
-        """The same for the first `queries` queries. Raises `ValueError` if it is causal."""
-        require(not self.causal, "a causal mask has no mask of its first queries.")
+    def first_queries(self, count: int, keys: int, device: torch.device) -> "Mask":
+        """This mask for the first `count` queries only; `keys` is the number M of keys."""
+        allowed = _lower_triangle(keys, keys, device) if self.causal else self.allowed
 
         def cut(part: Tensor | None) -> Tensor | None:
-            return part if part is None else part[..., :queries, :]
+            return part if part is None else part[..., :count, :]
 
         return Mask(
-            cut(self.allowed),
+            cut(allowed),
             False,
             cut(self.fully_masked),
             cut(self.bias),

@@ -25,7 +25,7 @@ class Pooling(nn.Module):
 
     patches_only = True  # in a ViT without class and register tokens
     any_length = True  # False: no more than `length` vectors
-    reads: int | None = None  # number of vectors that are read, from the first; None: all
+    num_read: int | None = None  # number of leading tokens that it uses; None: all
 
     def __init__(self, width: int, heads: int, length: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ClassTokenPooling(Pooling):
     """The first token's vector (Devlin 2019)."""
 
     patches_only = False
-    reads = 1
+    num_read = 1
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, E)."""

@@ -38,7 +38,7 @@ NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # no states: no block read
 class BlockInputs(NamedTuple):
     """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`.
 
-    `visible` is that of `CausalConv.forward`, `outputs` that of `MultiHeadAttention.forward`.
+    `visible` is that of `CausalConv.forward`, `num_outputs` that of `MultiHeadAttention.forward`.
     """
 
     mask: Mask
@@ -46,7 +46,7 @@ class BlockInputs(NamedTuple):
     context: Context
     cache: BlockCache
     visible: Tensor | None
-    outputs: int | None = None
+    num_outputs: int | None = None
 
 
 class LayerScale(nn.Module):
@@ -131,11 +131,11 @@ class Block(nn.Module):
         self.residual2 = residual_branch(config, drop_path)
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
-        x = x[:, :outputs] + self.residual1(y)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = x[:, :num_outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -148,11 +148,11 @@ class PostBlock(Block):
     """One Transformer block, norms after the residual sums (Vaswani 2017)."""
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
-        x = self.norm1(x[:, :outputs] + self.residual1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = self.norm1(x[:, :num_outputs] + self.residual1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = self.cross_norm(x + self.cross_residual(y))
@@ -172,12 +172,12 @@ class ParallelBlock(Block):
         self.cross_norm = nn.Identity()
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         normed = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(normed, None, mask, rotary, cache.self_attn, outputs=outputs)
-        x = x[:, :outputs] + self.residual1(y)
-        normed = normed[:, :outputs]
+        y = self.attention(normed, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = x[:, :num_outputs] + self.residual1(y)
+        normed = normed[:, :num_outputs]
         if self.has_cross:
             y = self.cross_attention(normed, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(y)
@@ -199,11 +199,11 @@ class ResPostBlock(Block):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
-        x = x[:, :outputs] + self.residual1(self.norm1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = x[:, :num_outputs] + self.residual1(self.norm1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(self.cross_norm(y))
@@ -218,10 +218,11 @@ class NoResidualBlock(Block):
     """
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        x = self.residual1(self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs))
+        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -237,11 +238,11 @@ class CCTBlock(Block):
     """
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N, E)."""
-        mask, rotary, context, cache, visible, outputs = inputs
+        """(B, N, E) -> (B, N or `num_outputs`, E)."""
+        mask, rotary, context, cache, visible, num_outputs = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, outputs=outputs)
-        x = x[:, :outputs] + self.residual1(y)
+        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        x = x[:, :num_outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -347,9 +348,9 @@ class Stack(nn.Module):
         rotary: Rotation | None = None,
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
-        outputs: int | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
-        """Runs all blocks and the final norm: (B, N, E) -> (B, N or `outputs`, E).
+        """Runs all blocks and the final norm: (B, N, E) -> (B, N or `num_outputs`, E).
 
         Args:
             x: The tokens' vectors.
@@ -357,8 +358,8 @@ class Stack(nn.Module):
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
             cache: KV cache of earlier tokens, or a recorder of attention weights.
-            outputs: Number of vectors that are returned, from the first; None: all. The last block
-                then computes no others, where it can.
+            num_outputs: Return the first `num_outputs` tokens only; None: all. The last block then
+                skips the others after keys and values, unless it needs them (caches, BatchNorm).
         """
         if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
@@ -366,14 +367,14 @@ class Stack(nn.Module):
         if self.config.conv_kernel is not None:
             visible = visible_before(mask, x.shape[1], self.config.conv_kernel - 1)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
-        # Recorders and caches want all tokens, and so do means over tokens.
-        needs_all = cache is not NO_CACHE or visible is not None or self.config.norm == "batchnorm"
+        # Caches and recorders need all tokens, and so does BatchNorm, whose means are over tokens.
+        needs_all = cache is not NO_CACHE or self.config.norm == "batchnorm"
         for index, block in enumerate(self.blocks):
             is_last = index == len(self.blocks) - 1
-            computed = outputs if is_last and not needs_all else None
+            computed = num_outputs if is_last and not needs_all else None
             inputs = BlockInputs(mask, rotary, context, cache.block(index), visible, computed)
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, inputs, use_reentrant=False)
             else:
                 x = block(x, inputs)
-        return self.norm(x)[:, :outputs]
+        return self.norm(x)[:, :num_outputs]

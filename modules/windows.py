@@ -206,9 +206,9 @@ class WindowAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
-        outputs: int | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
-        """(B, G G, E) -> (B, G G, E); takes the arguments of all attention, but uses x and cache.
+        """(B, G G, E) -> (B, G G, E); of the arguments of all attention uses x and cache.
 
         A `cache` sees the weights as (B, W H, A, A).
         """

@@ -147,7 +147,7 @@ class Encoder(nn.Module):
         padding_mask: Tensor | None = None,
         segments: Tensor | None = None,
         record: StackCache = NO_CACHE,
-        outputs: int | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
@@ -156,10 +156,10 @@ class Encoder(nn.Module):
             padding_mask: Boolean (B, N), False at padding; None: there is none.
             segments: Integers (B, N), each token's segment; None: the first everywhere.
             record: An `AttentionRecord`, which collects the attention weights of each block.
-            outputs: Number of vectors that are returned, from the first; None: all.
+            num_outputs: Return the first `num_outputs` vectors only; None: all.
 
         Returns:
-            (B, N or `outputs`, E); values at padding are undefined.
+            (B, N or `num_outputs`, E); values at padding are undefined.
 
         Raises:
             ValueError: More tokens than learned positions, or segments that the model has no
@@ -172,7 +172,7 @@ class Encoder(nn.Module):
         x = self.position.embed(self.add_segments(x, segments))
         x = self.project_in(self.dropout(self.norm(x)))  # (B, N, E)
         rotary = self.position.rotate(positions)
-        return self.stack(x, mask, rotary, cache=record, outputs=outputs)
+        return self.stack(x, mask, rotary, cache=record, num_outputs=num_outputs)
 
     def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""
@@ -214,11 +214,11 @@ class BertClassifier(nn.Module):
         record: StackCache = NO_CACHE,
     ) -> Tensor:
         """(B, N) -> logits (B, classes); arguments as in `Encoder.forward`."""
-        x = self.encoder(tokens, padding_mask, segments, record, self.pool.reads)
+        x = self.encoder(tokens, padding_mask, segments, record, self.pool.num_read)
         return self.classify(x, padding_mask)
 
     def classify(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Vectors of the encoder, (B, N, E) or those that are pooled -> logits (B, classes)."""
+        """Vectors of the encoder, (B, N, E) or the pooled ones only -> logits (B, classes)."""
         return self.head(self.pooler(self.pool(x, padding_mask)))
 
 

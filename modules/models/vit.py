@@ -126,9 +126,13 @@ class ViTConfig:
         return int(self.has_class_token), int(self.distillation_token), self.register_tokens
 
     @property
-    def reads(self) -> int | None:
-        """Number of vectors that the heads read, from the first; None: all."""
-        return 1 + self.distillation_token if self.pool == "cls" else None
+    def num_read(self) -> int | None:
+        """Number of leading tokens that the heads use; None: all."""
+        pooling = POOLINGS[self.pool]
+        if pooling.num_read is None:
+            return None
+        before = self.prefix_tokens if pooling.patches_only else int(self.distillation_token)
+        return before + pooling.num_read
 
 
 class ViTEncoder(nn.Module):
@@ -159,7 +163,7 @@ class ViTEncoder(nn.Module):
         images: Tensor,
         record: StackCache = NO_CACHE,
         kept: Tensor | None = None,
-        outputs: int | None = None,
+        num_outputs: int | None = None,
     ) -> Tensor:
         """Runs embeddings and blocks.
 
@@ -167,11 +171,11 @@ class ViTEncoder(nn.Module):
             images: (B, C, H, W).
             record: A recorder of attention weights.
             kept: Indices (B, K) of the patches that are read; None: all.
-            outputs: Number of vectors that are returned, from the first; None: all.
+            num_outputs: Return the first `num_outputs` vectors only; None: all.
 
         Returns:
-            (B, P + K or `outputs`, E): class token and registers, then the patches in the order of
-            `kept`.
+            (B, P + K or `num_outputs`, E): class token and registers, then the patches in the order
+            of `kept`.
         """
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
@@ -180,7 +184,7 @@ class ViTEncoder(nn.Module):
             x = take(x, kept)  # (B, K, E)
             positions = take(positions.expand(len(x), -1, -1), kept)  # (B, K, 2)
         x = self.dropout(self.prefix(x))  # (B, P + K, E)
-        return run_blocks(self.stack, self.position, x, positions, record, outputs)
+        return run_blocks(self.stack, self.position, x, positions, record, num_outputs)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -194,11 +198,12 @@ def run_blocks(
     x: Tensor,
     positions: Tensor,
     record: StackCache = NO_CACHE,
-    outputs: int | None = None,
+    num_outputs: int | None = None,
 ) -> Tensor:
-    """Runs blocks over P tokens without positions and N patches: (B, P + N, E) -> the same.
+    """Runs blocks over P tokens without positions and N patches: (B, P + N, E) -> (B, P + N or
+    `num_outputs`, E).
 
-    `positions` are those of the patches, (B or 1, N, 2); `record` and `outputs` are those of
+    `positions` are those of the patches, (B or 1, N, 2); `record` and `num_outputs` are those of
     `Stack.forward`.
     """
     prefix = x.shape[1] - positions.shape[1]
@@ -208,7 +213,7 @@ def run_blocks(
     bias = position.bias(positions, positions)
     if bias is not None:
         bias = F.pad(bias, (prefix, 0, prefix, 0))  # (B or 1, H, P + N, P + N)
-    return stack(x, NO_MASK.with_bias(bias), rotary, cache=record, outputs=outputs)
+    return stack(x, NO_MASK.with_bias(bias), rotary, cache=record, num_outputs=num_outputs)
 
 
 class ViT(ViTEncoder):
@@ -246,7 +251,8 @@ class ViT(ViTEncoder):
             Logits (B, K); with `each_head` (heads, B, K), those for labels first and those for the
             teacher last. A network with one head has these once.
         """
-        x = self.tokens(images, record, outputs=self.config.reads)  # (B, P + N or `reads`, E)
+        num_read = self.config.num_read
+        x = self.tokens(images, record, num_outputs=num_read)  # (B, P + N or `num_read`, E)
         logits = self.head(self.pooled(x))  # (B, K)
         if self.distillation_head is None:
             return logits[None] if each_head else logits  # (1, B, K) or (B, K)
@@ -255,7 +261,7 @@ class ViT(ViTEncoder):
 
     def features(self, images: Tensor, record: StackCache = NO_CACHE) -> Tensor:
         """(B, C, H, W) -> pooled vectors (B, E), the input of the classifier."""
-        return self.pooled(self.tokens(images, record, outputs=self.pool.reads))
+        return self.pooled(self.tokens(images, record, num_outputs=self.config.num_read))
 
     def pooled(self, x: Tensor) -> Tensor:
         """(B, P + N, E) -> (B, E)."""

@@ -4,13 +4,12 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from tasks.cli.app import TRUST
 from tasks.errors import UsageError
 
-OWN_MODULES = [name for name in os.environ.get(TRUST, "").split(",") if name]
+OWN_MODULES = [name.strip() for name in os.environ.get(TRUST, "").split(",") if name.strip()]
 
 
 def is_module_name(name: str) -> bool:
@@ -32,8 +31,8 @@ def import_own_modules() -> None:
     for name in OWN_MODULES:
         if name.endswith(".py") or not is_module_name(name):
             raise UsageError(
-                f"{TRUST} names {name}, which is no name of a module: give {Path(name).stem}, and "
-                "add its folder to PYTHONPATH unless it is the current one"
+                f"{TRUST} names {name}, which is not a module name: give a name such as "
+                "my_blocks for my_blocks.py, and add its folder to PYTHONPATH if it is elsewhere"
             )
         try:
             import_module(name)

@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
@@ -108,7 +109,8 @@ def run_lab(options: Any, command: str) -> None:
         try:
             runner.run(plan.runs)
         except Stopped:
-            write_report(folder)
+            with suppress(OSError, RunError):  # what was stopped matters more
+                write_report(folder)
             raise
         print(write_report(folder), flush=True)
         if all(error_of(folder, run) for run in plan.runs):

@@ -240,12 +240,13 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
     return parts
 
 
-def unread_parts(stack: StackConfig, reads: int | None) -> list[Part]:
-    """What the last block leaves out if only the first `reads` vectors are used; None: all are.
+def skipped_parts(stack: StackConfig, num_read: int | None) -> list[Part]:
+    """FLOP that the last block saves if only the first `num_read` tokens are used; None: all are.
 
-    The other tokens are keys and values, but have no scores, no output and no feed-forward layer.
+    Queries, keys and values are computed for all tokens; scores, the output projection and the
+    feed-forward layer are not.
     """
-    if reads is None or stack.order == "mixer" or stack.norm == "batchnorm":
+    if num_read is None or stack.order == "mixer" or stack.norm == "batchnorm":
         return []
     sizes = stack.resolved
     queries = Fraction(stack.heads * sizes.head_dim, stack.width)  # of all heads, over d
@@ -253,8 +254,8 @@ def unread_parts(stack: StackConfig, reads: int | None) -> list[Part]:
     matrices = 3 if stack.feedforward in GATED else 2
     weights = 2 * (values + matrices * Fraction(sizes.mlp_width, stack.width))
     scores = 2 * (queries + values)
-    left_out = {"T d²": -weights, "T² d": -scores, "d²": reads * weights, "T d": reads * scores}
-    return [Part("last block, not computed", flops=Formula(left_out))]
+    saved = {"T d²": -weights, "T² d": -scores, "d²": num_read * weights, "T d": num_read * scores}
+    return [Part("skipped in last block", flops=Formula(saved))]
 
 
 def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float | None:

@@ -165,7 +165,9 @@ class TextClassifier(TextModel, Classifier):
 
     def vectors(self, tokens: Tensor, padding_mask: Tensor) -> Tensor:
         """The pooled vectors, before the classifier and any layer before it."""
-        return self.net.pool(self.net.encoder(tokens, padding_mask), padding_mask)
+        num_read = self.net.pool.num_read
+        x = self.net.encoder(tokens, padding_mask, num_outputs=num_read)  # (B, N or `num_read`, E)
+        return self.net.pool(x, padding_mask)
 
 
 class MaskedLanguageModel(TextModel):

@@ -34,7 +34,7 @@ def test_a_file_in_place_of_a_module_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my_blocks.py").write_text(MODULE)
     for name in ("my_blocks.py", str(tmp_path / "my_blocks.py")):
         done = python("tasks.vit fit --print_config", tmp_path, TESSERA_TRUST=name)
-        assert done.returncode == 2 and "give my_blocks," in done.stderr
+        assert done.returncode == 2 and "such as my_blocks for" in done.stderr
         assert "Traceback" not in done.stderr
 
 
