@@ -166,6 +166,7 @@ class MultiHeadAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
+        *,
         num_outputs: int | None = None,
     ) -> Tensor:
         """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).

@@ -348,6 +348,7 @@ class Stack(nn.Module):
         rotary: Rotation | None = None,
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
+        *,
         num_outputs: int | None = None,
     ) -> Tensor:
         """Runs all blocks and the final norm: (B, N, E) -> (B, N or `num_outputs`, E).

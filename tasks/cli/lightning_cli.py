@@ -83,7 +83,7 @@ class TaskCLI(LightningCLI):
                 "usage": f"{program(app.name)} {command} [options]",
                 "description": f"{app.commands[command].capitalize()}. Options on the command line "
                 + f"replace those of {REPLACED.get(command, 'the checkpoint and of configs')}."
-                + f" Without options of data it reads {app.default_config}, as shown here."
+                + f" Without options of data it reads {app.default_config}."
                 * (command == "fit" and app.default_config is not None),
             },
             args=self.invocation.arguments,
