@@ -131,7 +131,7 @@ def hook_weights(attention: nn.Module, change: Change) -> RemovableHandle:
     """The change sees (B, H, N, M); the slower formula of `attention` computes them."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        *others, cache = inputs  # a block passes all but `num_outputs` by position
+        *others, cache = inputs  # a block passes them by position
         return *others, ObservedCache(cache, change)
 
     # The last hook to wrap the cache is called first: that must be the one added first.

@@ -42,7 +42,7 @@ def attention(
             it is None, takes their place.
 
     Returns:
-        Weighted means of the values, (B, H, N, V).
+        Weighted means of the values, (B, H, N or `mask.num_outputs`, V).
 
     Raises:
         ValueError: `mask` is not a `Mask`.
@@ -51,6 +51,9 @@ def attention(
         isinstance(mask, Mask),
         "mask must be a Mask, such as padding(padding_mask) or causal(N) of modules.masks.",
     )
+    if mask.num_outputs is not None:
+        q = q[:, :, : mask.num_outputs]  # keys and values stay those of all tokens
+        mask = mask.first_queries(k.shape[2], k.device)
     # Its fast kernel for CPUs has no dropout, and no gradient of a bias.
     sdpa_is_slow = q.device.type == "cpu" and (dropout > 0 or mask.has_learned_bias)
     if score_fn is None and on_weights is None and not sdpa_is_slow:
@@ -166,12 +169,10 @@ class MultiHeadAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
-        *,
-        num_outputs: int | None = None,
     ) -> Tensor:
         """Each token's new vector is a weighted mean of values: (B, N, E) -> (B, N, E).
 
-        With `num_outputs` only the first are computed: (B, num_outputs, E).
+        With a mask that has `num_outputs`, only these: (B, num_outputs, E).
 
         Args:
             x: Becomes the queries.
@@ -180,7 +181,6 @@ class MultiHeadAttention(nn.Module):
             mask: Who may attend to whom.
             rotary: Rotates queries and keys; None: no rotary positions.
             cache: Keeps keys and values of earlier tokens, or of the context.
-            num_outputs: Compute only the first `num_outputs` tokens' vectors; None: all.
 
         Raises:
             ValueError: As in `attention`, or if self-attention is given a context or
@@ -194,9 +194,6 @@ class MultiHeadAttention(nn.Module):
             )
             q = rotary(q)
             k = rotary(k)
-        if num_outputs is not None:
-            q = q[:, :, :num_outputs]  # keys and values stay those of all tokens
-            mask = mask.first_queries(num_outputs, k.shape[2], k.device)
         k, v = cache.update(k, v)
         out = cache.attend(q, mask, self.score_fn)
         if out is None:

@@ -20,6 +20,8 @@ class Mask:
             attention is zero. None: there are none.
         bias: Added to the scores, broadcastable to (B, H, N, M); None: nothing. Set by `with_bias`.
         bias_and_mask: `bias` with -inf where attention is not allowed. Set by `with_bias`.
+        num_outputs: Only the first `num_outputs` queries attend, in a stack only in its last block;
+            None: all. Set by `with_outputs`.
     """
 
     allowed: Tensor | None = None
@@ -27,6 +29,7 @@ class Mask:
     fully_masked: Tensor | None = None
     bias: Tensor | None = None
     bias_and_mask: Tensor | None = None
+    num_outputs: int | None = None
 
     def __and__(self, other: "Mask") -> "Mask":
         """Allows what both allow, and adds both biases."""
@@ -74,12 +77,16 @@ class Mask:
             pick(self.bias_and_mask),
         )
 
-    def first_queries(self, count: int, keys: int, device: torch.device) -> "Mask":
-        """This mask for the first `count` queries only; `keys` is the number M of keys."""
+    def with_outputs(self, num_outputs: int | None) -> "Mask":
+        """The same mask for the first `num_outputs` queries only; None: for all."""
+        return replace(self, num_outputs=num_outputs)
+
+    def first_queries(self, keys: int, device: torch.device) -> "Mask":
+        """The rows of the queries that attend; `keys` is the number M of keys."""
         allowed = _lower_triangle(keys, keys, device) if self.causal else self.allowed
 
         def cut(part: Tensor | None) -> Tensor | None:
-            return part if part is None else part[..., :count, :]
+            return part if part is None else part[..., : self.num_outputs, :]
 
         return Mask(
             cut(allowed),

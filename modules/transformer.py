@@ -38,7 +38,7 @@ NO_CONTEXT = Context(None)  # type: ignore[arg-type]  # no states: no block read
 class BlockInputs(NamedTuple):
     """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`.
 
-    `visible` is that of `CausalConv.forward`, `num_outputs` that of `MultiHeadAttention.forward`.
+    `visible` is that of `CausalConv.forward`.
     """
 
     mask: Mask
@@ -46,7 +46,6 @@ class BlockInputs(NamedTuple):
     context: Context
     cache: BlockCache
     visible: Tensor | None
-    num_outputs: int | None = None
 
 
 class LayerScale(nn.Module):
@@ -131,11 +130,11 @@ class Block(nn.Module):
         self.residual2 = residual_branch(config, drop_path)
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
-        x = x[:, :num_outputs] + self.residual1(y)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
+        x = x[:, : mask.num_outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -148,11 +147,11 @@ class PostBlock(Block):
     """One Transformer block, norms after the residual sums (Vaswani 2017)."""
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
-        x = self.norm1(x[:, :num_outputs] + self.residual1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
+        x = self.norm1(x[:, : mask.num_outputs] + self.residual1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = self.cross_norm(x + self.cross_residual(y))
@@ -172,12 +171,12 @@ class ParallelBlock(Block):
         self.cross_norm = nn.Identity()
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         normed = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(normed, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
-        x = x[:, :num_outputs] + self.residual1(y)
-        normed = normed[:, :num_outputs]
+        y = self.attention(normed, None, mask, rotary, cache.self_attn)
+        x = x[:, : mask.num_outputs] + self.residual1(y)
+        normed = normed[:, : mask.num_outputs]
         if self.has_cross:
             y = self.cross_attention(normed, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(y)
@@ -199,11 +198,11 @@ class ResPostBlock(Block):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         y = self.conv1(x, visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
-        x = x[:, :num_outputs] + self.residual1(self.norm1(y))
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
+        x = x[:, : mask.num_outputs] + self.residual1(self.norm1(y))
         if self.has_cross:
             y = self.cross_attention(x, context.states, context.mask, None, cache.cross_attn)
             x = x + self.cross_residual(self.cross_norm(y))
@@ -218,10 +217,10 @@ class NoResidualBlock(Block):
     """
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
         x = self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
@@ -238,11 +237,11 @@ class CCTBlock(Block):
     """
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
-        """(B, N, E) -> (B, N or `num_outputs`, E)."""
-        mask, rotary, context, cache, visible, num_outputs = inputs
+        """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
+        mask, rotary, context, cache, visible = inputs
         y = self.conv1(self.norm1(x), visible, cache.conv1)
-        y = self.attention(y, None, mask, rotary, cache.self_attn, num_outputs=num_outputs)
-        x = x[:, :num_outputs] + self.residual1(y)
+        y = self.attention(y, None, mask, rotary, cache.self_attn)
+        x = x[:, : mask.num_outputs] + self.residual1(y)
         if self.has_cross:
             y = self.cross_norm(x)
             y = self.cross_attention(y, context.states, context.mask, None, cache.cross_attn)
@@ -348,10 +347,11 @@ class Stack(nn.Module):
         rotary: Rotation | None = None,
         context: Context = NO_CONTEXT,
         cache: StackCache = NO_CACHE,
-        *,
-        num_outputs: int | None = None,
     ) -> Tensor:
-        """Runs all blocks and the final norm: (B, N, E) -> (B, N or `num_outputs`, E).
+        """Runs all blocks and the final norm: (B, N, E) -> (B, N or `mask.num_outputs`, E).
+
+        If the mask has `num_outputs`, the last block skips the other tokens after keys and values,
+        unless a cache, a recorder or BatchNorm needs them.
 
         Args:
             x: The tokens' vectors.
@@ -359,9 +359,9 @@ class Stack(nn.Module):
             rotary: Rotary positions of the tokens; None: none.
             context: What cross-attention attends to.
             cache: KV cache of earlier tokens, or a recorder of attention weights.
-            num_outputs: Return the first `num_outputs` tokens only; None: all. The last block then
-                skips the others after keys and values, unless it needs them (caches, BatchNorm).
         """
+        num_outputs = mask.num_outputs
+        mask = mask.with_outputs(None)
         if self.config.causal and x.shape[1] > 1:  # a single new token has no later ones
             mask = mask & cache.causal_mask(x.shape[1], x.device)
         visible = None
@@ -369,11 +369,11 @@ class Stack(nn.Module):
             visible = visible_before(mask, x.shape[1], self.config.conv_kernel - 1)
         recompute = self.config.checkpoint_activations and torch.is_grad_enabled()
         # Caches and recorders need all tokens, and so does BatchNorm, whose means are over tokens.
-        needs_all = cache is not NO_CACHE or self.config.norm == "batchnorm"
+        can_skip = cache is NO_CACHE and self.config.norm != "batchnorm"
         for index, block in enumerate(self.blocks):
-            is_last = index == len(self.blocks) - 1
-            computed = num_outputs if is_last and not needs_all else None
-            inputs = BlockInputs(mask, rotary, context, cache.block(index), visible, computed)
+            if can_skip and index == len(self.blocks) - 1:
+                mask = mask.with_outputs(num_outputs)
+            inputs = BlockInputs(mask, rotary, context, cache.block(index), visible)
             if recompute and cache is NO_CACHE:
                 x = checkpoint(block, x, inputs, use_reentrant=False)
             else:

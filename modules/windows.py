@@ -206,8 +206,6 @@ class WindowAttention(nn.Module):
         mask: Mask = NO_MASK,
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
-        *,
-        num_outputs: int | None = None,
     ) -> Tensor:
         """(B, G G, E) -> (B, G G, E); of the arguments of all attention uses x and cache.
 

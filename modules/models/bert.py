@@ -167,12 +167,11 @@ class Encoder(nn.Module):
         """
         positions = grid_positions(tokens.shape[1:], tokens.device)  # (1, N, 1)
         bias = self.position.bias(positions, positions)
-        mask = padding(padding_mask).with_bias(bias)
+        mask = padding(padding_mask).with_bias(bias).with_outputs(num_outputs)
         x = self.token_dropout(self.embed(tokens))  # (B, N, embedding width)
         x = self.position.embed(self.add_segments(x, segments))
         x = self.project_in(self.dropout(self.norm(x)))  # (B, N, E)
-        rotary = self.position.rotate(positions)
-        return self.stack(x, mask, rotary, cache=record, num_outputs=num_outputs)
+        return self.stack(x, mask, self.position.rotate(positions), cache=record)
 
     def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""

@@ -213,7 +213,8 @@ def run_blocks(
     bias = position.bias(positions, positions)
     if bias is not None:
         bias = F.pad(bias, (prefix, 0, prefix, 0))  # (B or 1, H, P + N, P + N)
-    return stack(x, NO_MASK.with_bias(bias), rotary, cache=record, num_outputs=num_outputs)
+    mask = NO_MASK.with_bias(bias).with_outputs(num_outputs)
+    return stack(x, mask, rotary, cache=record)
 
 
 class ViT(ViTEncoder):

@@ -59,7 +59,7 @@ def test_the_first_vectors_are_those_of_all(options: dict[str, Any], mask: str, 
     found = []
     for num_outputs in (None, count):
         torch.manual_seed(1)
-        y = net(x, MASKS[mask], context=context, num_outputs=num_outputs)[:, :count]
+        y = net(x, MASKS[mask].with_outputs(num_outputs), context=context)[:, :count]
         found.append([y, *gradients(y.square().sum(), net)])
     assert found[1][0].shape == (B, count, E)
     close(found[1], found[0], 1e-9, 1e-12)
@@ -120,4 +120,4 @@ def test_causal_stacks_have_first_vectors(mask: str, dropout: float) -> None:
     for block in net.blocks:
         block.attention.dropout = dropout * 1e-9  # drops nothing
     x = torch.randn(B, N, E)
-    close(net(x, MASKS[mask], num_outputs=2), net(x, MASKS[mask])[:, :2])
+    close(net(x, MASKS[mask].with_outputs(2)), net(x, MASKS[mask])[:, :2])
