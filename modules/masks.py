@@ -175,8 +175,8 @@ def prefix(count: int, length: int, device: torch.device | str = "cpu") -> Mask:
 
 
 def padding(padding_mask: Tensor | None) -> Mask:
-    """Mask from a boolean padding mask (B, M), False at padding; None: there is none."""
-    padding_mask = none_if_no_padding(padding_mask)
+    """Mask from a padding mask (B, M), False or 0 at padding; None: there is none."""
+    padding_mask = none_if_no_padding(None if padding_mask is None else padding_mask.bool())
     if padding_mask is None:
         return NO_MASK
     return _unmask_empty_rows(padding_mask[:, None, None, :])  # (B, 1, 1, M)

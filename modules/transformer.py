@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from modules.attention import ATTENTIONS
-from modules.cache import NO_CACHE, BlockCache, StackCache
+from modules.cache import NO_BLOCK_CACHE, NO_CACHE, BlockCache, StackCache
 from modules.config import StackConfig, check_choice, default, require, variant
 from modules.convolution import NoConv, causal_conv, visible_before
 from modules.feedforward import FEEDFORWARDS
@@ -39,13 +39,17 @@ class BlockInputs(NamedTuple):
     """What a block gets besides the tokens' vectors; arguments as in `Stack.forward`.
 
     `visible` is that of `CausalConv.forward`.
+
+    >>> block = Block(StackConfig(width=8, depth=1, heads=2))
+    >>> block(torch.zeros(1, 5, 8), BlockInputs(Mask(causal=True))).shape
+    torch.Size([1, 5, 8])
     """
 
-    mask: Mask
-    rotary: Rotation | None
-    context: Context
-    cache: BlockCache
-    visible: Tensor | None
+    mask: Mask = NO_MASK
+    rotary: Rotation | None = None
+    context: Context = NO_CONTEXT
+    cache: BlockCache = NO_BLOCK_CACHE
+    visible: Tensor | None = None
 
 
 class LayerScale(nn.Module):

@@ -87,6 +87,13 @@ def test_a_classifier_of_texts_reads_the_first_vector(position: str) -> None:
     close(net(*inputs), net.classify(net.encoder(*inputs), PADDING))
 
 
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+def test_padding_may_be_numbers(dtype: torch.dtype) -> None:
+    net = shaken(BertClassifier(BERT))
+    tokens = random_tokens(B, N)
+    close(net(tokens, PADDING.to(dtype)), net(tokens, PADDING), 0, 0)
+
+
 def test_a_record_has_the_weights_of_all_tokens() -> None:
     record = AttentionRecord()
     net = shaken(ViT(VIT))
