@@ -11,6 +11,8 @@ import pytest
 
 os.environ.update(HF_HUB_OFFLINE="1", WANDB_MODE="offline", WANDB_SILENT="true", MPLBACKEND="Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # idle threads leave the cores to other workers
+if (workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))) > 1:  # share the cores
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 pytest.register_assert_rewrite("tests.helpers")  # failed assertions of helpers show their values
 gc.disable()  # until all tests are imported
 
