@@ -157,15 +157,15 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
     `flops()` of the result counts the FLOP of the matrix products for one item, on CPUs.
     """
 
+    def step() -> int:
+        found, count = loss()
+        found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return count
+
     def train() -> int:
-        items = 0
-        for _ in range(steps):
-            found, count = loss()
-            found.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            items += count
-        return items
+        return sum(step() for _ in range(steps))
 
     def flops() -> float:
         import torch
@@ -175,7 +175,7 @@ def training(optimizer: Any, loss: Callable[[], tuple[Any, int]], steps: int = 1
             return 0.0
         counter = FlopCounterMode(display=False, custom_mapping=own_products())
         with counter:
-            items = train()
+            items = step()
         return counter.get_total_flops() / items
 
     train.flops = flops  # type: ignore[attr-defined]

@@ -122,7 +122,7 @@ def test_a_launched_process_that_starts(delay: float, tmp_path: Path) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "line, most, count",
-    [(FIT, 10, 6), (GENERATE, 4, 4), (EXPORT, 4, 3), (WORKERS, 12, 4), (TWO, 10, 4)],
+    [(FIT, 10, 4), (GENERATE, 4, 3), (EXPORT, 4, 2), (WORKERS, 12, 2), (TWO, 10, 3)],
 )
 def test_many_moments(line: str, most: float, count: int, lm_letters: Path, tmp_path: Path) -> None:
     rng = random.Random(0)
