@@ -120,11 +120,13 @@ class TimmFiles(Pretrained):
         if not timm.is_model(name) or differ:
             return
         with self.errors():
-            plain = our_conversion(build_on_meta(lambda: timm_model(name)))
+            model = build_on_meta(lambda: timm_model(name))
+            plain = our_conversion(model)
             if not arguments.keys() <= set(plain.known_arguments):
                 return
             StackConfig(depth=check_value(int, arguments.get("depth", 1), "depth"))
-            model = build_on_meta(lambda: timm_model(name, **arguments))
+            if arguments:
+                model = build_on_meta(lambda: timm_model(name, **arguments))
             if settings.get("global_pool", model.global_pool) == model.global_pool:
                 self.base = plain.from_model(model)
                 self.layout = layout_of(model)

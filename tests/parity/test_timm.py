@@ -17,7 +17,7 @@ from timm.models.vision_transformer import (
 )
 from torch import nn
 
-from modules.models.vit import ViT
+from modules.models.vit import ViT, ViTConfig
 from modules.pretrained.timm import config_from_timm_model
 from modules.pretrained.vit import TIMM
 from tasks.errors import UsageError
@@ -62,15 +62,22 @@ REFUSED = [
 ]
 
 
-def loads(name: str, source: str) -> bool:
-    """Whether a registered model loads, with equal logits then: few blocks and small images."""
+Known = tuple[ViTConfig, dict[str, Any]]  # a model's config and how its weights are laid out
+
+
+def known(source: str) -> Known | None:
+    """What is known of a registered model; None: it is refused."""
     try:
         found = find_model(source)
     except UsageError as error:
         assert source in str(error)
-        return False
-    assert isinstance(found, TimmModel | TimmFiles) and found.base is not None
-    config = found.base
+        return None
+    assert isinstance(found, TimmModel | TimmFiles) and isinstance(found.base, ViTConfig)
+    return found.base, found.layout
+
+
+def check_logits(name: str, config: ViTConfig, layout: dict[str, Any]) -> None:
+    """Ours and timm's give equal logits, here with few blocks and small images."""
     size = 3 * config.patch_size
     is_mixer = name.startswith("mixer")  # of which timm builds no other depth
     depth = config.stack.depth if is_mixer else 2
@@ -81,39 +88,34 @@ def loads(name: str, source: str) -> bool:
     if isinstance(theirs.head, nn.Identity):  # it gives features, whose size without a norm is any
         theirs.head = nn.LayerNorm(small.stack.width, elementwise_affine=False)
     net = ViT(small).eval()
-    state = TIMM.weights_from_external(theirs.state_dict(), small, **found.layout)
+    state = TIMM.weights_from_external(theirs.state_dict(), small, **layout)
     if "head.linear.weight" not in state:
         net.head.linear = theirs.head
     net.load_state_dict(state)
     assert difference(net, theirs) <= 1e-4
-    return True
 
 
 @pytest.mark.parametrize("name", [*LOADED[:5], *REFUSED[:5]])
 def test_models_by_name(name: str) -> None:
-    Path(f"{name}.pth").touch()
-    assert loads(name, f"{name}.pth") == (name in LOADED)
-
-
-def known(source: str) -> Any:
-    """The config of a registered model and how its weights are laid out; None: it is refused."""
-    try:
-        found = find_model(source)
-    except UsageError:
-        return None
-    assert isinstance(found, TimmModel | TimmFiles)
-    return found.base, found.layout
+    file = Path(f"{name}.pth")
+    file.touch()
+    found = known(str(file))
+    assert (found is not None) == (name in LOADED)
+    if found:
+        check_logits(name, *found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_registered_model_loads_with_equal_logits_or_is_refused(name: str) -> None:
-    file = f"{name}.some_tag.pth"
-    Path(file).touch()
-    loaded = loads(name, file)
-    assert loaded or name not in LOADED
-    assert not loaded or name not in REFUSED
-    assert known(f"timm/{name}") == known(file)
+    file = Path(f"{name}.some_tag.pth")
+    file.touch()
+    found = known(str(file))
+    assert found is not None or name not in LOADED
+    assert found is None or name not in REFUSED
+    assert known(f"timm/{name}") == found
+    if found:
+        check_logits(name, *found)
 
 
 class Negative(timm.layers.PatchEmbed):
