@@ -19,7 +19,9 @@ gc.disable()  # until all tests are imported
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The cases that the mark `plain_every` leaves out of the plain set are slow."""
+    """Cases that `plain_every` leaves out are slow; those that `exhaustive_except` does, too, and
+    exhaustive.
+    """
     seen: Counter[str] = Counter()
     for item in sorted(items, key=lambda item: item.nodeid):
         for mark in item.iter_markers("plain_every"):
@@ -28,6 +30,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if seen[name] % step and not any(text in case for text in also):
                 item.add_marker("slow")
             seen[name] += 1
+        for mark in item.iter_markers("exhaustive_except"):
+            case = item.nodeid.partition("[")[2]
+            if not any(text in case for text in mark.args):
+                item.add_marker("slow")
+                item.add_marker("exhaustive")
 
 
 def pytest_collection_finish() -> None:

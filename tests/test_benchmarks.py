@@ -53,6 +53,7 @@ def marked(name: str) -> object:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except(*ALONE, "gpu", "record", "tokenised_bleu", "vit_step")
 @pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     source = (ROOT / "tests" / "benchmarks" / f"{name}.py").read_text()
@@ -96,6 +97,7 @@ VARIANTS = [
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("vit_step")
 @pytest.mark.parametrize("command", VARIANTS)
 def test_variant(command: str, tmp_path: Path) -> None:
     name, *options = command.replace("FILE.png", f"{tmp_path}/plot.png").split()

@@ -257,6 +257,7 @@ def test_entries_that_decide(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except(*PLAIN)
 @each_model
 def test_every_entry(case: Case) -> None:
     """Most entries are those of many models: each model tries another third of them."""

@@ -106,6 +106,7 @@ def test_models_by_name(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except(*LOADED, *REFUSED)
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_registered_model_loads_with_equal_logits_or_is_refused(name: str) -> None:
     file = Path(f"{name}.some_tag.pth")

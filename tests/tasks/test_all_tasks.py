@@ -28,6 +28,7 @@ PICTURES = {"mae": ["reconstructed"], "igpt": ["samples", "completed"]}
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("vit", "mae", "bert", "lm-test", "seq2seq")
 @pytest.mark.parametrize(("task", "metric", "low", "high"), DEFAULT_RUNS)
 def test_default_run(task: str, metric: str, low: float, high: float, tmp_path: Path) -> None:
     start = time.perf_counter()
@@ -159,6 +160,7 @@ def test_pretrained_checkpoint_brings_its_tokenizer(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("vit")
 @pytest.mark.parametrize("task", ["vit", "bert", "lm"])
 def test_compiled_run(task: str) -> None:
     """The same run up to rounding; its checkpoint is used without compiling."""

@@ -279,6 +279,7 @@ SMALL = [
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("cifar_tiny", "mae", "bert", "seq2seq")
 @pytest.mark.parametrize("line", SMALL)
 def test_profile(line: str, tmp_path: Path) -> None:
     done = python(f"tasks.{line} --repetitions 1 --output out", tmp_path)

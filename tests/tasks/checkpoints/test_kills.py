@@ -94,6 +94,7 @@ OF_TWO = [(slice(2), slice(0)), (slice(1), slice(1, 2)), (slice(1, 2), slice(1))
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive_except("1")
 @pytest.mark.parametrize("ranks, kills", [(1, OF_ONE * 5), (2, OF_TWO)], ids=["1", "2"])
 def test_killed_again_and_again(
     ranks: int, kills: list[tuple[slice, slice]], server: Server, folder: Path, tmp_path: Path

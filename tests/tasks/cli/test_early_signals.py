@@ -119,6 +119,7 @@ def test_a_launched_process_that_starts(delay: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("line0")  # a training
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(
     "line, most, count",

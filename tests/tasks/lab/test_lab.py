@@ -287,8 +287,7 @@ def test_files_are_read(path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if path.stem != "scaling_law"], ids=lambda path: path.stem
-)
+@pytest.mark.exhaustive_except("rmsnorm", "block_variants")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_files_pass_the_checks(path: Path) -> None:
     assert main(["run", str(path), "--seeds", "0", "--dry_run", "true"]) == 0

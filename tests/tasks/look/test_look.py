@@ -39,6 +39,7 @@ TABS = {
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("vit", "bert", "mlm", "seq2seq")
 @pytest.mark.parametrize("task", TASKS)
 def test_samples_of_the_test_split(
     task: str, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -188,6 +188,7 @@ def evaluate(server: Server, tmp_path: Path) -> Evaluate:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("vit", "lm", "seq2seq")
 @pytest.mark.parametrize("task", SIZES)
 def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None:
     batches = "--data.loading.eval_batch_size"

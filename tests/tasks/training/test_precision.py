@@ -125,6 +125,7 @@ LONG = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("data")
+@pytest.mark.exhaustive_except("vit")
 @pytest.mark.parametrize("task", LONG)
 def test_loss_curves_hardly_depend_on_it(task: str) -> None:
     line = f"fit {LONG[task]} --trainer.max_epochs 500 --trainer.max_steps 200 --seed_everything 3"
