@@ -129,7 +129,7 @@ class CCTStem(nn.Module):
         layers: list[nn.Module] = []
         for before, after in pairwise([channels, *[64] * (steps - 1), width]):
             layers.append(nn.Conv2d(before, after, 3, padding=1, bias=False))
-            layers += [nn.MaxPool2d(3, 2, padding=1), nn.ReLU()]  # this order is faster, and equal
+            layers += [nn.MaxPool2d(3, 2, padding=1), nn.ReLU()]  # = pool of ReLU, but faster
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class HybridStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, N, E)."""
         x = self.first(F.pad(images, (2, 3, 2, 3)))  # (B, 64, H / 2, W / 2)
-        x = F.relu(self.pool(self.norm(x)))  # (B, 64, H / 4, W / 4); equal to the pool of ReLU
+        x = F.relu(self.pool(self.norm(x)))  # (B, 64, H / 4, W / 4); = pool of ReLU
         return self.conv(x).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 

@@ -19,8 +19,9 @@ gc.disable()  # until all tests are imported
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Cases that `plain_every` leaves out are slow; those that `exhaustive_except` does, too, and
-    exhaustive.
+    """Marks cases that `plain_every` leaves out as slow.
+
+    Cases that `exhaustive_except` leaves out are marked as slow and as exhaustive.
     """
     seen: Counter[str] = Counter()
     for item in sorted(items, key=lambda item: item.nodeid):

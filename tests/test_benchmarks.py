@@ -122,7 +122,7 @@ def test_networks_of_the_vit_step_are_timms(preset: str) -> None:
 
 
 def test_options_of_the_readme_are_tried() -> None:
-    """But `--rounds`, with other numbers, and `--nanogpt`, which needs nanoGPT's code."""
+    """Except `--rounds` and `--nanogpt`, which needs the code of nanoGPT."""
     tried = [*VARIANTS, *(f"{name} {options}" for name, options in SHORT.items())]
     named = set(
         re.findall(r"python -m tests\.benchmarks\.(\w+) [^`]*?(--(?!rounds|nanogpt)\w+)", README)

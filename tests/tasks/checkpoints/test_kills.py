@@ -44,14 +44,14 @@ def folder(tmp_path: Path) -> Path:
 # Kills --------------------------------------------------------------------------------------------
 
 
-# Of two processes, samplers that share the samples among them in different ways.
-OF_TWO_RANKS = ("workers", "tokens per batch", "both lengths", "random windows")
+# Cases that also run with two processes: their samplers divide the samples in different ways.
+WITH_TWO_RANKS = ("workers", "tokens per batch", "both lengths", "random windows")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "case, ranks", [*((case, 1) for case in CASES), *((case, 2) for case in OF_TWO_RANKS)]
+    "case, ranks", [*((case, 1) for case in CASES), *((case, 2) for case in WITH_TWO_RANKS)]
 )
 def test_killed_in_the_middle(
     case: str, ranks: int, server: Server, uninterrupted_runs: UninterruptedRuns, folder: Path
