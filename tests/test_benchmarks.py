@@ -57,7 +57,7 @@ def marked(name: str) -> object:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive_except(
-    *ALONE - {"bert_step"}, "gpu", "lm_step", "record", "tokenised_bleu", "vit_step"
+    *ALONE - {"bert_step", "growth"}, "gpu", "record", "tokenised_bleu", "vit_step"
 )
 @pytest.mark.parametrize("name", [marked(name) for name in NAMES])
 def test_benchmark(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pat
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("bpe")
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the memory that is resident")
 def test_a_corpus_larger_than_its_memory(corpus: tuple[Path, str], tmp_path: Path) -> None:

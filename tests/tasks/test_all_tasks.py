@@ -29,7 +29,7 @@ PICTURES = {"mae": ["reconstructed"], "igpt": ["samples", "completed"]}
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.exhaustive_except("vit", "mae", "bert", "lm-test/bits", "seq2seq")
+@pytest.mark.exhaustive_except("vit", "bert", "lm-test/bits", "seq2seq")
 @pytest.mark.parametrize(("task", "metric", "low", "high"), DEFAULT_RUNS)
 def test_default_run(task: str, metric: str, low: float, high: float, tmp_path: Path) -> None:
     start = time.perf_counter()
@@ -122,6 +122,7 @@ GENERATION = {
 }
 
 
+@pytest.mark.exhaustive_except("lm", "vit", "seq2seq")
 @pytest.mark.parametrize(
     "task",
     ["lm", *(pytest.param(task, marks=pytest.mark.slow) for task in COMMANDS if task != "lm")],

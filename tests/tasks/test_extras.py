@@ -43,6 +43,7 @@ def test_only_missing_packages_are_turned_into_the_sentence() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("onnxscript", "datasets")
 @pytest.mark.parametrize(
     "line, task, package, name",
     [

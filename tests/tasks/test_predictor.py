@@ -133,6 +133,7 @@ def test_example_of_the_docstring(task: str, sample: Any, runs: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_workers_of_ray(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each loads the model once, and labels a part of the rows."""
     import ray.data

@@ -50,6 +50,7 @@ WITH_TWO_RANKS = ("workers", "tokens per batch", "both lengths", "random windows
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.exhaustive_except("plain", "workers-2", "per batch-2", "patches", "pixels", "windows")
 @pytest.mark.parametrize(
     "case, ranks", [*((case, 1) for case in CASES), *((case, 2) for case in WITH_TWO_RANKS)]
 )
@@ -132,6 +133,7 @@ def test_killed_again_and_again(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("plain", "tokens per batch")
 @pytest.mark.parametrize("case, ranks", [*((case, 1) for case in CASES), ("plain", 2)])
 def test_other_batches_are_refused_by_name(
     case: str, ranks: int, server: Server, uninterrupted_runs: UninterruptedRuns
@@ -209,6 +211,7 @@ TEST += "--output {1}/r"
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("both lengths", "end", "length buckets-step")
 @pytest.mark.parametrize("case, point, size, to, number", [
     ("length buckets", "step", 1, (0,), signal.SIGTERM),
     ("both lengths", "validation", 1, (0,), signal.SIGINT),

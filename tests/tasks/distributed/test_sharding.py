@@ -88,6 +88,7 @@ GPUS = "import tasks.distributed.launch as l; l.GPU_STRATEGIES = set()"  # as if
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive_except("lm", "seq2seq")
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_trains_sharded(task: str, server: Server, tmp_path: Path) -> None:
     """By its default options, as with unsharded weights."""
