@@ -9,6 +9,7 @@ import pytest
 import tessera
 import timm
 import torch
+import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from datamodules.images import ImageData
 from datamodules.vision.augment import normalise
+from tasks.probing.classifiers import Labelled, fit_linear, probe
 from tasks.vit.architectures import find_described
 from tasks.vit.frozen import image_data
 from tasks.vit.probe import extract, frozen_network
@@ -48,17 +50,26 @@ def test_classifiers_are_those_of_scikit_learn(best: Path, console: Console) -> 
     model = tessera.load(best, kind=tessera.ImageClassifier)
     data = ImageData()
     data.setup("fit")
-    sets = {split: data.dataset(split)[[*range(len(data.dataset(split)))]] for split in SPLITS}
-    features = {split: model.embed(list(batch["image"])) for split, batch in sets.items()}
-    labels = {split: batch["label"] for split, batch in sets.items()}
+    batches = {split: data.dataset(split)[[*range(len(data.dataset(split)))]] for split in SPLITS}
+    features = {split: model.embed(list(batch["image"])) for split, batch in batches.items()}
+    labels = {split: batch["label"] for split, batch in batches.items()}
     for split in ("val", "test"):
         assert neighbours[split] == pytest.approx(nearest(features, labels, 20, split), abs=0.003)
-    scaler = StandardScaler().fit(features["train"].numpy())
-    x = {split: scaler.transform(values.numpy()) for split, values in features.items()}
-    c = 1 / (linear["settings"]["l2"] * len(x["train"]))
-    theirs = LogisticRegression(C=c, max_iter=3000).fit(x["train"], labels["train"].numpy())
-    for split in ("val", "test"):
-        assert linear[split] == pytest.approx(theirs.score(x[split], labels[split]), abs=0.02)
+    sets = {split: Labelled(features[split], labels[split]) for split in SPLITS}
+    expected = probe(*sets.values(), classes=10)[0]
+    assert [linear["val"], linear["test"]] == pytest.approx([expected.val, expected.test], abs=0.01)
+    l2 = linear["settings"]["l2"]
+    ours = fit_linear(sets["train"], 10, l2)
+    x = StandardScaler().fit_transform(features["train"].numpy())
+    theirs = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-8, max_iter=9000)
+    theirs.fit(x, labels["train"].numpy())
+    found = [(ours.weight, ours.bias), map(torch.tensor, (theirs.coef_, theirs.intercept_))]
+    losses = [
+        F.cross_entropy(F.linear(torch.tensor(x), weight.float(), bias.float()), labels["train"])
+        + l2 / 2 * weight.square().sum()
+        for weight, bias in found
+    ]
+    assert losses[0] <= 1.02 * losses[1]
     assert linear["test"] > 0.6 and f"{linear['test']:.4f}" in out
     rows = table("out/probe.csv")
     assert [float(row["test"]) for row in rows] == pytest.approx(
