@@ -27,6 +27,11 @@ def join_patches(patches: Tensor, grid: tuple[int, int], size: int) -> Tensor:
     return pixels.flatten(4).flatten(2, 3)  # (B, C, H, W)
 
 
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of each sample: (B, N, E), indices (B, K) -> (B, K, E)."""
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
 class PatchStem(nn.Module):
     """One linear map of each P x P patch, kept as a Conv2d of stride P (Dosovitskiy 2021)."""
 
@@ -34,10 +39,15 @@ class PatchStem(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, E), as one matrix product: faster than a convolution."""
+    def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(B, C, H, W) -> (B, N, E), as one matrix product: faster than a convolution.
+
+        With indices `kept`, (B, K), of these patches only: (B, K, E).
+        """
         # The same: self.conv(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
         rows = cut_patches(images, self.conv.stride[0])  # (B, N, C P P)
+        if kept is not None:
+            rows = take(rows, kept)  # (B, K, C P P)
         return linear(rows, self.conv.weight.flatten(1), self.conv.bias)  # weight: (E, C P P)
 
 
@@ -231,14 +241,21 @@ class PatchEmbedding(nn.Module):
         self.shape = (channels, image_size, image_size)
         self.stem = variant("stem", stem, STEMS)(channels, width, patch_size)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, E), row by row; `ValueError` for images of another size."""
+    def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
+        """(B, C, H, W) -> (B, N, E), row by row; with indices `kept`, (B, K), (B, K, E).
+
+        Raises `ValueError` for images of another size.
+        """
         require(
             tuple(images.shape[1:]) == self.shape,
             f"Images are {tuple(images.shape[1:])} (channels, height, width), but the model takes "
             f"{self.shape}; resize them or build the model for that size.",
         )
-        return self.stem(images)
+        if kept is None:
+            return self.stem(images)
+        if isinstance(self.stem, PatchStem):
+            return self.stem(images, kept)
+        return take(self.stem(images), kept)  # (B, N, E) -> (B, K, E)
 
 
 class PrefixTokens(nn.Module):

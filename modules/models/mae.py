@@ -9,8 +9,8 @@ from modules.config import StackConfig, require
 from modules.heads import PixelHead
 from modules.init import initialise
 from modules.kernels.linear import Linear
-from modules.models.vit import ViTConfig, ViTEncoder, run_blocks, take
-from modules.patch_embedding import cut_patches, join_patches
+from modules.models.vit import ViTConfig, ViTEncoder, run_blocks
+from modules.patch_embedding import cut_patches, join_patches, take
 from modules.position import build_position, check_position, grid_positions
 from modules.transformer import Stack, check_variants
 
@@ -93,13 +93,14 @@ class PixelDecoder(nn.Module):
         x = self.project(x)  # (B, P + K, D)
         prefix = x.shape[1] - kept.shape[1]
         hidden = self.mask_token.to(x.dtype).expand(*masked.shape, -1)  # (B, M, D)
-        patches = torch.cat((x[:, prefix:], hidden), dim=1)  # (B, N, D)
-        order = torch.cat((kept, masked), dim=1).argsort(1)  # (B, N), back to rows and columns
-        patches = self.position.embed(take(patches, order))  # (B, N, D)
-        x = torch.cat((x[:, :prefix], patches), dim=1)  # (B, P + N, D)
-        positions = grid_positions(self.grid, x.device)  # (1, N, 2)
-        x = run_blocks(self.stack, self.position, x, positions)
-        return self.head(take(x[:, prefix:], masked))  # (B, M, C P P)
+        patches = torch.cat((hidden, x[:, prefix:]), dim=1)  # (B, N, D), masked ones first
+        order = torch.cat((masked, kept), dim=1)  # (B, N)
+        grid = grid_positions(self.grid, x.device)  # (1, N, 2)
+        positions = take(grid.expand(len(x), -1, -1), order)  # (B, N, 2)
+        x = torch.cat((x[:, :prefix], self.position.embed(patches, positions)), dim=1)
+        num_outputs = prefix + masked.shape[1]
+        x = run_blocks(self.stack, self.position, x, positions, num_outputs=num_outputs)
+        return self.head(x[:, prefix:])  # (B, P + M, D) -> (B, M, C P P)
 
 
 class MaskedAutoencoder(ViTEncoder):

@@ -25,7 +25,7 @@ from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.masks import NO_MASK
 from modules.norm import norm_factory
-from modules.patch_embedding import PatchEmbedding, PrefixTokens, check_patches
+from modules.patch_embedding import PatchEmbedding, PrefixTokens, check_patches, take
 from modules.pooling import POOLINGS
 from modules.position import Position, build_position, check_position, grid_positions
 from modules.transformer import Stack, check_variants
@@ -179,17 +179,12 @@ class ViTEncoder(nn.Module):
         """
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
-        x = self.position.embed(self.embed(images))  # (B, N, E)
         if kept is not None:
-            x = take(x, kept)  # (B, K, E)
-            positions = take(positions.expand(len(x), -1, -1), kept)  # (B, K, 2)
-        x = self.dropout(self.prefix(x))  # (B, P + K, E)
+            positions = take(positions.expand(len(images), -1, -1), kept)  # (B, K, 2)
+        x = self.embed(images, kept)  # (B, N or K, E)
+        x = self.position.embed(x, None if kept is None else positions)
+        x = self.dropout(self.prefix(x))  # (B, P + N or K, E)
         return run_blocks(self.stack, self.position, x, positions, record, num_outputs)
-
-
-def take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows of each sample: (B, N, E), indices (B, K) -> (B, K, E)."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def run_blocks(

@@ -104,14 +104,14 @@ def vit_parts(config: ViTConfig, length: int) -> Parts:
 def autoencoder_parts(config: MAEConfig, length: int) -> Parts:
     """Parts of a masked autoencoder for images of `length` pixels (He 2022).
 
-    The encoder has R tokens, those of the visible patches, and the decoder T, of which it predicts
-    S; all patches are embedded.
+    The encoder has R tokens, Q of them visible patches, and the decoder T, of which it predicts S.
     """
     config = replace(config, image_size=length)
     encoder, sizes = patch_parts(config)
     stack = config.decoder
     sizes |= {
         "R": config.prefix_tokens + config.visible_patches,
+        "Q": config.visible_patches,
         "D": stack.width,
         "S": config.num_patches - config.visible_patches,
     }
@@ -119,8 +119,11 @@ def autoencoder_parts(config: MAEConfig, length: int) -> Parts:
         Part("mask token", Formula({"d": 1})),
         *position_parts(config.position, config.position_options, stack, axes=2),
         *stack_parts(stack),
+        *skipped_parts(stack, config.prefix_tokens + sizes["S"]),
         Part("head", Formula({"C P² d": 1, "C P²": 1}), Formula({"S C P² d": 2})),
     ]
+    if config.stem == "patch":  # the others see all patches
+        encoder[0] = encoder[0].renamed("N", "Q")
     return [
         *(part.renamed("T", "R") for part in encoder),
         Part("decoder embedding", Formula({"d D": 1, "D": 1}), Formula({"R d D": 2})),

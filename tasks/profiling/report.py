@@ -21,6 +21,7 @@ MEANINGS = {
     "P": "side of a patch",
     "A": "tokens of a window",
     "R": "tokens of the encoder",
+    "Q": "visible patches",
     "D": "width of the decoder",
     "O": "tokens that can be predicted",
 }
