@@ -42,7 +42,7 @@ class PatchStem(nn.Module):
     def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
         """(B, C, H, W) -> (B, N, E), as one matrix product: faster than a convolution.
 
-        With indices `kept`, (B, K), of these patches only: (B, K, E).
+        With `kept`, indices (B, K) of patches, only these, in that order: (B, K, E).
         """
         # The same: self.conv(images).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
         rows = cut_patches(images, self.conv.stride[0])  # (B, N, C P P)
@@ -242,9 +242,10 @@ class PatchEmbedding(nn.Module):
         self.stem = variant("stem", stem, STEMS)(channels, width, patch_size)
 
     def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
-        """(B, C, H, W) -> (B, N, E), row by row; with indices `kept`, (B, K), (B, K, E).
+        """(B, C, H, W) -> (B, N, E), row by row.
 
-        Raises `ValueError` for images of another size.
+        With `kept`, indices (B, K) of patches, only these, in that order: (B, K, E). Raises
+        `ValueError` for images of another size.
         """
         require(
             tuple(images.shape[1:]) == self.shape,

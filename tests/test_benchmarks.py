@@ -36,7 +36,7 @@ SHORT = {  # others: one round
     "tokenised_bleu": "translations.tsv",
     "vit_step": "--rounds 0",
 }
-FASTER = {  # row that is faster than the first of its table on any processor
+FASTER = {  # row that is faster than the first of its table, on all processors measured
     "bert_step": "train: tessera",
     "lm_generate": "tessera",
     "mlm_step": "tessera",

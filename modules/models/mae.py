@@ -44,6 +44,11 @@ class MAEConfig(ViTConfig):
             not (self.decoder.causal or self.decoder.cross_attention),
             "A masked autoencoder needs decoder.causal and decoder.cross_attention off.",
         )
+        require(
+            self.stack.conv_kernel is None and self.decoder.conv_kernel is None,
+            "A masked autoencoder reads patches in no order, so it has no convolutions over them; "
+            "leave stack.conv_kernel and decoder.conv_kernel out.",
+        )
         check_position(self.position, self.position_options, self.decoder, self.grid)
         require(
             0 < self.mask_ratio < 1,
@@ -93,7 +98,8 @@ class PixelDecoder(nn.Module):
         x = self.project(x)  # (B, P + K, D)
         prefix = x.shape[1] - kept.shape[1]
         hidden = self.mask_token.to(x.dtype).expand(*masked.shape, -1)  # (B, M, D)
-        patches = torch.cat((hidden, x[:, prefix:]), dim=1)  # (B, N, D), masked ones first
+        # Masked patches come first, so that the last block can skip the visible ones.
+        patches = torch.cat((hidden, x[:, prefix:]), dim=1)  # (B, N, D)
         order = torch.cat((masked, kept), dim=1)  # (B, N)
         grid = grid_positions(self.grid, x.device)  # (1, N, 2)
         positions = take(grid.expand(len(x), -1, -1), order)  # (B, N, 2)

@@ -2,8 +2,8 @@
 
 Sizes are d (width), E (width of embeddings, if not d), T (tokens of a sample), N (learned
 positions), V (vocabulary), U (vocabulary of the source), O (tokens that can be predicted, if not
-all), K (classes), S (masked tokens), C (channels), P (side of a patch), R (tokens of the encoder)
-and D (width of the decoder).
+all), K (classes), S (masked tokens), C (channels), P (side of a patch), R (tokens of the encoder),
+Q (visible patches) and D (width of the decoder).
 """
 
 import math
@@ -122,7 +122,7 @@ def autoencoder_parts(config: MAEConfig, length: int) -> Parts:
         *skipped_parts(stack, config.prefix_tokens + sizes["S"]),
         Part("head", Formula({"C P² d": 1, "C P²": 1}), Formula({"S C P² d": 2})),
     ]
-    if config.stem == "patch":  # the others see all patches
+    if config.stem == "patch":  # other stems compute all patches
         encoder[0] = encoder[0].renamed("N", "Q")
     return [
         *(part.renamed("T", "R") for part in encoder),

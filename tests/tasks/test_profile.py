@@ -115,7 +115,7 @@ def test_formulas_are_what_pytorch_counts(kind: str, options: dict[str, Any]) ->
     stacks = names & {"stack", "encoder", "decoder"}
     blocks = {field.name for field in fields(getattr(config, min(stacks)))}
     inner = {name: value for name, value in options.items() if name in blocks}
-    if kind == "prefix":
+    if kind in ("prefix", "mae"):
         inner.pop("conv_kernel", None)
     own = {name: value for name, value in options.items() if name in names}
     config = replace(config, **own, **{s: replace(getattr(config, s), **inner) for s in stacks})

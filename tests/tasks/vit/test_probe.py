@@ -60,7 +60,10 @@ def test_classifiers_are_those_of_scikit_learn(best: Path, console: Console) -> 
     assert [linear["val"], linear["test"]] == pytest.approx([expected.val, expected.test], abs=0.01)
     l2 = linear["settings"]["l2"]
     ours = fit_linear(sets["train"], 10, l2)
-    x = StandardScaler().fit_transform(features["train"].numpy())
+    scaler = StandardScaler().fit(features["train"].numpy())
+    x, unseen = (scaler.transform(features[split].numpy()) for split in ("train", "test"))
+    logits = F.linear(torch.tensor(unseen), ours.weight, ours.bias)
+    close(ours(features["test"]), logits, atol=1e-3, rtol=1e-4)
     theirs = LogisticRegression(C=1 / (l2 * len(x)), tol=1e-8, max_iter=9000)
     theirs.fit(x, labels["train"].numpy())
     found = [(ours.weight, ours.bias), map(torch.tensor, (theirs.coef_, theirs.intercept_))]
