@@ -1,6 +1,7 @@
 """A callback that says what each process of a run saw, and ends one of them; sharding on CPUs."""
 
 import atexit
+import faulthandler
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ import torch
 
 from tasks.cli.signals import SIGNALS
 from tasks.distributed.sharding import Sharded
+
+faulthandler.register(signal.SIGUSR1)  # prints the stack, also in data workers
 
 
 class OnCPU(Sharded):

@@ -3,8 +3,10 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,37 @@ def start(line: str, folder: Path, before: str = "", **more: str) -> subprocess.
     )
 
 
-def finish(*processes: subprocess.Popen[str]) -> list[str]:
-    """What the processes said, once all have ended."""
-    return [process.communicate(timeout=200)[0] for process in processes]
+def finish(*processes: subprocess.Popen[str], seconds: float = 200) -> list[str]:
+    """What the processes said, once all have ended; a run that hangs says where each of them is."""
+    try:
+        return [process.communicate(timeout=seconds)[0] for process in processes]
+    except subprocess.TimeoutExpired:
+        running = [pid for process in processes for pid in tree(process.pid)]
+        for pid in running:
+            if handles(pid, signal.SIGUSR1):  # prints the stack where `Spy` is imported
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.5)  # or the stacks would be mixed
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+        raise AssertionError([process.communicate()[0] for process in processes]) from None
+
+
+def handles(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def tree(pid: int) -> list[int]:
+    """A process, and all that it started, and so on."""
+    try:
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        children = [
+            int(child) for task in tasks for child in (task / "children").read_text().split()
+        ]
+    except FileNotFoundError:
+        return []
+    return [pid, *(found for child in children for found in tree(child))]
 
 
 def errors(said: str) -> list[str]:
