@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from modules.kernels.linear import linear
+from modules.kernels.linear import linear, linear_to_many, takes_onednn
 
 IGNORE_INDEX = -100  # the target that does not count, as in `F.cross_entropy`
 LOGITS_PER_CHUNK = 2**23
@@ -159,7 +159,7 @@ def chunk_loss(
     """
     valid = targets != IGNORE_INDEX  # (C,)
     target = targets.masked_fill(~valid, 0)[:, None]  # (C, 1)
-    logits = linear(x, weight, bias)  # (C, V)
+    logits = linear_to_many(x, weight, bias)  # (C, V)
     target_logits = logits.gather(1, target)[:, 0] if z_loss else None  # (C,)
     correct = (is_largest(logits, target) & valid).sum()
     log_probs = logits.log_softmax(1, dtype=torch.promote_types(x.dtype, torch.float32))  # (C, V)
@@ -182,11 +182,14 @@ def chunk_loss(
 def add_product(total: Tensor, a: Tensor, b: Tensor, max_temporary: int) -> None:
     """Adds the product of a (M, K) and b (K, N) to `total` (M, N) in place.
 
-    Only GPUs sum a product of 16 bits in 32 without a temporary result; elsewhere it has up to
+    oneDNN, and CPUs for products of 16 bits that are summed in 32, need a temporary result of up to
     `max_temporary` values.
     """
     if a.device.type == "cuda" and a.dtype != total.dtype:
         torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
+        return
+    if a.dtype == total.dtype and not takes_onednn(a, b.T):
+        total.addmm_(a, b)
         return
     count = align_rows(max_temporary // total.shape[1])
     for start in range(0, len(total), count):

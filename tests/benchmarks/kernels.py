@@ -17,7 +17,7 @@ from torch import Tensor
 
 from modules.generation.quantized import PackedLinear, QuantizedLinear
 from modules.kernels import cpu
-from modules.kernels.linear import product
+from modules.kernels.linear import MANY_OUTPUTS, linear_in_parts, product
 from tasks.training import muon
 from tests.benchmarks import _compare
 
@@ -45,6 +45,9 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
     if cpu.HAS_ONEDNN:
         choices["oneDNN"] = lambda: product(x, weight)
     used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch"
+    if outputs > MANY_OUTPUTS and rows > 8:
+        choices["PyTorch, in parts"] = lambda: linear_in_parts(x, weight)
+        used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch, in parts"
     if rows <= 8:  # inference
         if cpu.HAS_ONEDNN:
             choices["oneDNN, packed"] = _of(PackedLinear(weight), x)

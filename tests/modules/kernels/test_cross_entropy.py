@@ -1,11 +1,13 @@
 """Cross entropy in chunks equals the plain one."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from modules.config import StackConfig
 from modules.kernels import cross_entropy
@@ -14,7 +16,6 @@ from modules.kernels.cross_entropy import (
     chunked_cross_entropy,
     plain_cross_entropy,
 )
-from modules.kernels.linear import linear
 from modules.models.gpt import Decoder, DecoderConfig
 from tests.helpers.tiny_models import close
 
@@ -61,29 +62,39 @@ def test_cross_entropy_in_chunks_equals_the_plain_one(
     assert not correct.requires_grad
 
 
+class Products(TorchDispatchMode):
+    """Records the sizes of results of matrix products, new ones and those that are added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[int] = []
+        self.added_to: list[int] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        if operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            self.new.append(result.numel())
+        if operator.overloadpacket == torch.ops.aten.addmm_:
+            self.added_to.append(result.numel())
+        return result
+
+
 def test_products_of_the_loss_fit_into_a_chunk_and_none_is_idle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sizes: list[int] = []
-
-    def counted(*inputs: Tensor) -> Tensor:
-        product = linear(*inputs)
-        sizes.append(product.numel())
-        return product
-
-    monkeypatch.setattr(cross_entropy, "linear", counted)
     monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * V)
     x, weight, bias, targets = loss_inputs()
-    chunked_cross_entropy(x, weight, bias, targets)[0].backward()
-    assert max(sizes) == 4 * V  # all scores are S x V, and the gradient of the table is V x E
-    assert sum(sizes) == S * V + S * E + 6 * V * E  # six chunks
-    sizes.clear()
-    chunked_cross_entropy(x, weight.detach(), bias.detach(), targets)
-    assert sum(sizes) == S * V + S * E
-    sizes.clear()
-    with torch.no_grad():
+    with Products() as products:
+        chunked_cross_entropy(x, weight, bias, targets)[0].backward()
+    assert max(products.new) == 4 * V  # all logits are S x V
+    assert sum(products.new) == S * V + S * E + 6 * V  # six chunks
+    assert products.added_to == 6 * [V * E]
+    with Products() as products:
+        chunked_cross_entropy(x, weight.detach(), bias.detach(), targets)
+    assert sum(products.new) == S * V + S * E and not products.added_to
+    with torch.no_grad(), Products() as products:
         assert not chunked_cross_entropy(x, weight, bias, targets)[0].requires_grad
-    assert sum(sizes) == S * V
+    assert sum(products.new) == S * V and not products.added_to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

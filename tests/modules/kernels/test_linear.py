@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from modules.kernels.cpu import HAS_ONEDNN
-from modules.kernels.linear import MIN_PRODUCTS, Linear, OneDnnLinear, linear, takes_onednn
+from modules.kernels.linear import (
+    MANY_OUTPUTS,
+    MIN_PRODUCTS,
+    Linear,
+    OneDnnLinear,
+    linear,
+    linear_to_many,
+    takes_onednn,
+)
 from tests.helpers.tiny_models import close
 
 
@@ -87,3 +95,19 @@ def test_autocast_and_the_compiler_keep_their_own_products() -> None:
         assert layer(x).dtype == torch.bfloat16
     assert layer(x).dtype == torch.float32
     close(torch.compile(layer, backend="eager")(x), layer(x))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("is_onednn", [True, False])
+@pytest.mark.parametrize("outputs", [17, MANY_OUTPUTS + 17])
+@torch.no_grad()
+def test_products_with_many_outputs_equal_plain_ones(
+    outputs: int, is_onednn: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modules.kernels.linear.PREFERS_ONEDNN", is_onednn and HAS_ONEDNN)
+    x = torch.randn(5, 24)
+    weight = torch.randn(outputs, 24)
+    bias = torch.randn(outputs) if biased else None
+    close(linear_to_many(x, weight, bias), F.linear(x, weight, bias))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear_to_many(x.bfloat16(), weight.bfloat16(), bias).dtype == torch.bfloat16
