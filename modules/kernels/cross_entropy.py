@@ -182,14 +182,14 @@ def chunk_loss(
 def add_product(total: Tensor, a: Tensor, b: Tensor, max_temporary: int) -> None:
     """Adds the product of a (M, K) and b (K, N) to `total` (M, N) in place.
 
-    oneDNN, and CPUs for products of 16 bits that are summed in 32, need a temporary result of up to
-    `max_temporary` values.
+    oneDNN, and processors other than NVIDIA's for products of 16 bits that are summed in 32, need a
+    temporary result of up to `max_temporary` values.
     """
-    if a.device.type == "cuda" and a.dtype != total.dtype:
-        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
-        return
     if a.dtype == total.dtype and not takes_onednn(a, b.T):
-        total.addmm_(a, b)
+        torch.addmm(total, a, b, out=total)  # counters of FLOPs do not know `addmm_`
+        return
+    if a.device.type == "cuda":
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
         return
     count = align_rows(max_temporary // total.shape[1])
     for start in range(0, len(total), count):

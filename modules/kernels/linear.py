@@ -78,13 +78,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_to_many(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As `linear` without gradients, for a vocabulary: (M, K) with weight (N, K) -> (M, N)."""
+    """As `linear`, for a vocabulary: (M, K) with weight (N, K) -> (M, N). Has no derivatives."""
     in_parts = (
         len(weight) > MANY_OUTPUTS
         and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and not takes_onednn(x, weight)
         and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
     )
     return (linear_in_parts if in_parts else linear)(x, weight, bias)
 

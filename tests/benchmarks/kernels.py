@@ -28,7 +28,7 @@ SIZES = {  # rows, width, outputs
     "ViT, weight's gradient": (192, 64 * 65, 768),
     "language model, qkv": (2048, 384, 1152),
     "language model, feedforward": (2048, 384, 1536),
-    "language model, vocabulary": (512, 384, 50_257),
+    "language model, vocabulary": (160, 384, 50_257),
     "generation, one text": (1, 384, 1536),
     "generation, eight texts": (8, 384, 1536),
     "generation, vocabulary": (1, 384, 50_257),
@@ -47,7 +47,8 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
     used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch"
     if outputs > MANY_OUTPUTS and rows > 8:
         choices["PyTorch, in parts"] = lambda: linear_in_parts(x, weight)
-        used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch, in parts"
+        if not cpu.PREFERS_ONEDNN:
+            used = "PyTorch, in parts"
     if rows <= 8:  # inference
         if cpu.HAS_ONEDNN:
             choices["oneDNN, packed"] = _of(PackedLinear(weight), x)

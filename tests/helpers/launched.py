@@ -6,7 +6,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +36,47 @@ def start(line: str, folder: Path, before: str = "", **more: str) -> subprocess.
 
 
 def finish(*processes: subprocess.Popen[str], seconds: float = 200) -> list[str]:
-    """What the processes said, once all have ended; a run that hangs says where each of them is."""
+    """What the processes said, once all have ended; if they hang, an error with their stacks."""
     try:
         return [process.communicate(timeout=seconds)[0] for process in processes]
     except subprocess.TimeoutExpired:
-        running = [pid for process in processes for pid in tree(process.pid)]
-        for pid in running:
-            if handles(pid, signal.SIGUSR1):  # prints the stack where `Spy` is imported
+        said = [stop(process) for process in processes]
+        raise AssertionError("\n\n".join(said)) from None
+
+
+def stop(process: subprocess.Popen[str]) -> str:
+    """Kills a process and those it started; what they said, with their stacks if they print them.
+
+    They print them at SIGUSR1, where `Spy` is imported.
+    """
+    running = writers(process)
+    for pid in running:
+        with suppress(OSError, subprocess.TimeoutExpired):  # it may have ended
+            if handles(pid, signal.SIGUSR1):
                 os.kill(pid, signal.SIGUSR1)
-                time.sleep(0.5)  # or the stacks would be mixed
-        for pid in running:
+                process.communicate(timeout=0.5)  # one after the other, or stacks would be mixed
+    for pid in running:
+        with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-        raise AssertionError([process.communicate()[0] for process in processes]) from None
+    return process.communicate(timeout=20)[0]
+
+
+def writers(process: subprocess.Popen[str]) -> list[int]:
+    """All processes whose output goes to the same pipe."""
+    assert process.stdout
+    pipe = os.readlink(f"/proc/self/fd/{process.stdout.fileno()}")
+    found = []
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        with suppress(OSError):
+            if os.readlink(output) == pipe:
+                found.append(int(output.parts[2]))
+    return found
 
 
 def handles(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
-
-
-def tree(pid: int) -> list[int]:
-    """A process, and all that it started, and so on."""
-    try:
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        children = [
-            int(child) for task in tasks for child in (task / "children").read_text().split()
-        ]
-    except FileNotFoundError:
-        return []
-    return [pid, *(found for child in children for found in tree(child))]
 
 
 def errors(said: str) -> list[str]:

@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from modules.config import StackConfig
 from modules.kernels import cross_entropy
 from modules.kernels.cross_entropy import (
+    add_product,
     chunk_loss,
     chunked_cross_entropy,
     plain_cross_entropy,
@@ -73,9 +75,8 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         result = operator(*args, **(kwargs or {}))
         if operator.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
-            self.new.append(result.numel())
-        if operator.overloadpacket == torch.ops.aten.addmm_:
-            self.added_to.append(result.numel())
+            sizes = self.added_to if "out" in (kwargs or {}) else self.new
+            sizes.append(result.numel())
         return result
 
 
@@ -84,17 +85,29 @@ def test_products_of_the_loss_fit_into_a_chunk_and_none_is_idle(
 ) -> None:
     monkeypatch.setattr(cross_entropy, "LOGITS_PER_CHUNK", 4 * V)
     x, weight, bias, targets = loss_inputs()
-    with Products() as products:
+    with Products() as products, FlopCounterMode(display=False) as counter:
         chunked_cross_entropy(x, weight, bias, targets)[0].backward()
     assert max(products.new) == 4 * V  # all logits are S x V
-    assert sum(products.new) == S * V + S * E + 6 * V  # six chunks
+    assert sum(products.new) == S * V + S * E + 6 * V  # with the bias's gradient of six chunks
     assert products.added_to == 6 * [V * E]
+    assert counter.get_total_flops() == 2 * S * V * (3 * E + 1)
     with Products() as products:
         chunked_cross_entropy(x, weight.detach(), bias.detach(), targets)
     assert sum(products.new) == S * V + S * E and not products.added_to
     with torch.no_grad(), Products() as products:
         assert not chunked_cross_entropy(x, weight, bias, targets)[0].requires_grad
     assert sum(products.new) == S * V and not products.added_to
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_are_added_in_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "takes_onednn", lambda *_: True)
+    a = torch.randn(V, S, dtype=dtype)
+    b = torch.randn(S, E, dtype=dtype)
+    total = torch.ones(V, E)
+    add_product(total, a, b, max_temporary=8 * E)
+    tolerance = 0.04 if dtype == torch.bfloat16 else 1e-5
+    close(total, 1 + a.float() @ b.float(), tolerance, tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

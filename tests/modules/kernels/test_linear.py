@@ -14,6 +14,7 @@ from modules.kernels.linear import (
     Linear,
     OneDnnLinear,
     linear,
+    linear_in_parts,
     linear_to_many,
     takes_onednn,
 )
@@ -105,9 +106,13 @@ def test_products_with_many_outputs_equal_plain_ones(
     outputs: int, is_onednn: bool, biased: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("modules.kernels.linear.PREFERS_ONEDNN", is_onednn and HAS_ONEDNN)
+    calls: list[int] = []
+    counted = lambda *inputs: calls.append(1) or linear_in_parts(*inputs)  # noqa: E731
+    monkeypatch.setattr("modules.kernels.linear.linear_in_parts", counted)
     x = torch.randn(5, 24)
     weight = torch.randn(outputs, 24)
     bias = torch.randn(outputs) if biased else None
     close(linear_to_many(x, weight, bias), F.linear(x, weight, bias))
+    assert len(calls) == (outputs > MANY_OUTPUTS and not takes_onednn(x, weight))
     with torch.autocast("cpu", torch.bfloat16):
-        assert linear_to_many(x.bfloat16(), weight.bfloat16(), bias).dtype == torch.bfloat16
+        assert linear_to_many(x, weight, bias).dtype == torch.bfloat16

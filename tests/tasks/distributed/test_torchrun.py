@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -21,6 +23,22 @@ from tests.helpers.launched import (
     start,
 )
 from tests.helpers.results import checkpoint, metrics, same, summary
+
+
+def test_a_run_that_hangs_is_killed_and_says_where() -> None:
+    code = (
+        "import faulthandler, os, signal, time; faulthandler.register(signal.SIGUSR1)\n"
+        "def wait(): time.sleep(600)\n"
+        "os.fork(); print('ready', flush=True); wait()"
+    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    started = time.monotonic()
+    with pytest.raises(AssertionError) as error:
+        finish(process, seconds=5)
+    assert time.monotonic() - started < 60
+    assert str(error.value).count("ready") == str(error.value).count("in wait") == 2
 
 
 @pytest.mark.slow
