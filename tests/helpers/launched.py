@@ -64,6 +64,8 @@ def stop(process: subprocess.Popen[str]) -> str:
 def writers(process: subprocess.Popen[str]) -> list[int]:
     """All processes whose output goes to the same pipe."""
     assert process.stdout
+    if process.stdout.closed:  # it has ended, and all was read
+        return []
     pipe = os.readlink(f"/proc/self/fd/{process.stdout.fileno()}")
     found = []
     for output in Path("/proc").glob("[0-9]*/fd/1"):

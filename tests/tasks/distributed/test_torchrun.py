@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -32,13 +33,19 @@ def test_a_run_that_hangs_is_killed_and_says_where() -> None:
         "os.fork(); print('ready', flush=True); wait()"
     )
     pipe = subprocess.PIPE
-    command = [sys.executable, "-c", code]
-    process = subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    ended, hanging = (
+        subprocess.Popen(
+            [sys.executable, "-c", line], stdout=pipe, stderr=subprocess.STDOUT, text=True
+        )
+        for line in ("print('done')", code)
+    )
     started = time.monotonic()
     with pytest.raises(AssertionError) as error:
-        finish(process, seconds=5)
+        finish(ended, hanging, seconds=5)
     assert time.monotonic() - started < 60
-    assert str(error.value).count("ready") == str(error.value).count("in wait") == 2
+    said = str(error.value)
+    assert said.startswith("done") and said.count("ready") == said.count("in wait") == 2
+    assert hanging.returncode == -signal.SIGKILL
 
 
 @pytest.mark.slow
