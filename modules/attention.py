@@ -299,16 +299,17 @@ class CosineAttention(MultiHeadAttention):
         """As in the base class, with queries of length s sqrt(D) and keys of length 1."""
         q, k, v = super().project(x, context, cache)
         scale = self.log_scale.clamp(max=math.log(100)).exp() * self.head_dim**0.5  # (H, 1, 1)
-        return q * (scale / nonzero_norm(q)), k / nonzero_norm(k), v
+        return q * (scale * inverse_norm(q)), k * inverse_norm(k), v
 
 
-def nonzero_norm(x: Tensor) -> Tensor:
-    """Norms of vectors, 1 of zero vectors: (..., D) -> (..., 1).
+def inverse_norm(x: Tensor) -> Tensor:
+    """1 / |x|, 1 for zero vectors: (..., D) -> (..., 1).
 
     Padding in windows is zero, and a small epsilon such as 1e-12 is 0 in float16.
     """
-    norms = x.norm(dim=-1, keepdim=True)
-    return norms.masked_fill(norms == 0, 1)
+    wide = upcast(x)  # squares are soon too large for float16
+    squares = torch.linalg.vecdot(wide, wide)[..., None]
+    return squares.masked_fill(squares == 0, 1).rsqrt().to(x.dtype)
 
 
 class AdditiveAttention(MultiHeadAttention):

@@ -3,13 +3,14 @@
     python -m tests.benchmarks.kernels
 
 Shapes of the README's models: a ViT step of 64 images, a language model's step of 2,048 tokens, one
-token and eight of its generation, its vocabulary, and matrices of its optimizer. Two threads, in
-turns; medians in microseconds, and "*" at what is used on this CPU.
+token and eight of its generation, its vocabulary, its norms, and matrices of its optimizer. Two
+threads, in turns; medians in microseconds, and "*" at what is used on this CPU.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from torch import Tensor
 from modules.generation.quantized import PackedLinear, QuantizedLinear
 from modules.kernels import cpu
 from modules.kernels.linear import MANY_OUTPUTS, linear_in_parts, product
+from modules.kernels.rms_norm import RMSNormFunction
 from tasks.training import muon
 from tests.benchmarks import _compare
 
@@ -33,6 +35,8 @@ SIZES = {  # rows, width, outputs
     "generation, eight texts": (8, 384, 1536),
     "generation, vocabulary": (1, 384, 50_257),
 }
+VECTORS = {"ViT": (64, 65, 192), "language model": (4, 512, 384)}
+VECTORS["queries of 3 heads"] = (64, 65, 3, 64)
 MATRICES = {"12 of 64 x 64": (12, 64, 64), "24 of 128 x 128": (24, 128, 128)}
 MATRICES |= {"6 of 384 x 1536": (6, 384, 1536)}
 
@@ -77,10 +81,29 @@ def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, st
     return choices, "float32, Gram matrices" if muon.uses_gram(x) else "float32"
 
 
+def norms(shape: tuple[int, ...]) -> tuple[Choices, str]:
+    """Ways to compute RMSNorm with its gradient, and the one that is used."""
+    x = torch.randn(shape, requires_grad=True)
+    weight = torch.ones(shape[-1], requires_grad=True)
+    grad = torch.randn(shape)
+    ways = {
+        "PyTorch": lambda: F.rms_norm(x, weight.shape, weight, 1e-6),
+        "LayerNorm's gradient": lambda: RMSNormFunction.apply(x, weight, 1e-6),
+    }
+
+    def run(way: Callable[[], Tensor]) -> object:
+        with torch.enable_grad():
+            return torch.autograd.grad(way(), (x, weight), grad)
+
+    return {name: partial(run, way) for name, way in ways.items()}, "LayerNorm's gradient"
+
+
 def cases() -> Iterator[tuple[str, Choices, str]]:
     """What is computed, the ways to do it, and the one that is used."""
     for name, sizes in SIZES.items():
         yield name, *products(*sizes)
+    for name, vectors in VECTORS.items():
+        yield f"RMSNorm, {name}", *norms(vectors)
     for name, shape in MATRICES.items():
         yield f"Muon, {name}", *orthogonalizations(*shape)
 

@@ -1,0 +1,69 @@
+"""RMSNorm (Zhang 2019) whose gradient is that of LayerNorm, which PyTorch computes in one pass."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the last axis: (..., E) -> (..., 1)."""
+    squares = torch.linalg.vecdot(x, x)  # (...)
+    return (squares / x.shape[-1] + eps).rsqrt()[..., None]
+
+
+class RMSNormFunction(torch.autograd.Function):
+    """`rms_norm` with its gradient. Has second derivatives."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """(..., E), (E,) -> (..., E)."""
+        return (x * inverse_rms(x, eps)).mul_(weight)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
+        """Keeps the inputs."""
+        x, weight, ctx.eps = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """(..., E) -> gradients with respect to x and weight.
+
+        With h = grad * weight and r = inverse_rms(x), they are r (h - x r^2 mean(h x)) and the sum
+        of grad x r.
+        """
+        x, weight = ctx.saved_tensors
+        grad = grads[0]
+        r = inverse_rms(x, ctx.eps)  # (..., 1)
+        if torch.is_grad_enabled():  # with create_graph=True
+            h = grad * weight
+            x_grad = r * (h - x * r**2 * (h * x).mean(-1, keepdim=True))
+            return x_grad, (grad * x * r).flatten(0, -2).sum(0), None
+        needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
+        # LayerNorm's, of vectors with mean 0 and standard deviation 1 / r: r (h - mean(h) - ...).
+        x_grad, weight_grad, _ = torch.ops.aten.native_layer_norm_backward(
+            grad, x, weight.shape, torch.zeros_like(r), r.contiguous(), weight, None, needs
+        )
+        if x_grad is not None:
+            means = (grad @ weight)[..., None] / x.shape[-1]  # (..., 1), of h
+            x_grad.addcmul_(means, r)
+        return x_grad, weight_grad, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight: (..., E), (E,) -> (..., E).
+
+    As `F.rms_norm`, faster in training on CPUs.
+    """
+    is_fast = (
+        torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.compiler.is_compiling()
+    )
+    if is_fast:
+        return RMSNormFunction.apply(x, weight, eps)
+    return F.rms_norm(x, weight.shape, weight, eps)

@@ -1,0 +1,66 @@
+"""RMSNorm with LayerNorm's gradient equals PyTorch's, with first and second derivatives."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from modules.kernels.rms_norm import RMSNormFunction, rms_norm
+from modules.norm import RMSNorm
+from tests.helpers.tiny_models import close
+
+
+def inputs(dtype: torch.dtype = torch.float32, width: int = 24) -> tuple[Tensor, Tensor]:
+    """Vectors of any size whose mean is not 0, and a weight."""
+    x = (torch.randn(3, 5, 2, width, dtype=dtype) + 1) * torch.logspace(-3, 3, 5)[:, None, None]
+    return x.to(dtype).requires_grad_(), torch.randn(width, dtype=dtype, requires_grad=True)
+
+
+def plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1.0])
+@pytest.mark.parametrize(
+    "view", [lambda x: x, lambda x: x.transpose(1, 2), lambda x: x[..., :8], lambda x: x[0, 0, 0]]
+)
+def test_it_equals_pytorchs(view: Callable[[Tensor], Tensor], eps: float) -> None:
+    x, weight = inputs()
+    width = view(x).shape[-1]
+    grad = torch.randn(view(x).shape)
+
+    def run(norm: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        y = norm(view(x), weight[:width], eps)
+        return y, *torch.autograd.grad(y, (x, weight), grad)
+
+    close(run(rms_norm), run(plain), rtol=1e-4)
+
+
+def test_first_and_second_derivatives() -> None:
+    leaves = inputs(torch.float64, width=4)
+    assert torch.autograd.gradcheck(lambda *pair: rms_norm(*pair, 1e-3), leaves)
+    assert torch.autograd.gradgradcheck(lambda *pair: rms_norm(*pair, 1e-3), leaves)
+
+
+def test_what_needs_no_gradient_has_none() -> None:
+    x, weight = inputs()
+    y = rms_norm(x, weight.detach(), 1e-6)
+    close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(plain(x, weight, 1e-6).sum(), x))
+    y = rms_norm(x.detach(), weight, 1e-6)
+    expected = torch.autograd.grad(plain(x, weight, 1e-6).sum(), weight)
+    close(torch.autograd.grad(y.sum(), weight), expected, rtol=1e-4)
+
+
+def test_16_bits_and_inference_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    norm = RMSNorm(24)
+    x = inputs()[0]
+    monkeypatch.setattr(RMSNormFunction, "apply", None)
+    half = norm.bfloat16()(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    close(half, plain(x.bfloat16(), norm.weight, 1e-6))
+    with torch.no_grad():
+        close(norm.float()(x), plain(x, norm.weight, 1e-6))
+    with pytest.raises(TypeError):
+        norm(x)
