@@ -299,17 +299,18 @@ class CosineAttention(MultiHeadAttention):
         """As in the base class, with queries of length s sqrt(D) and keys of length 1."""
         q, k, v = super().project(x, context, cache)
         scale = self.log_scale.clamp(max=math.log(100)).exp() * self.head_dim**0.5  # (H, 1, 1)
-        return q * (scale * inverse_norm(q)), k * inverse_norm(k), v
+        return with_length(q, scale), with_length(k, 1), v
 
 
-def inverse_norm(x: Tensor) -> Tensor:
-    """1 / |x|, 1 for zero vectors: (..., D) -> (..., 1).
+def with_length(x: Tensor, length: Tensor | float) -> Tensor:
+    """Vectors of the same directions and another length: (..., D) -> the same shape.
 
-    Padding in windows is zero, and a small epsilon such as 1e-12 is 0 in float16.
+    Zero vectors, as of padding in windows, stay zero. Their gradients are finite also in float16,
+    where those of x / max(|x|, 1e-12) would not be.
     """
-    wide = upcast(x)  # squares are soon too large for float16
-    squares = torch.linalg.vecdot(wide, wide)[..., None]
-    return squares.masked_fill(squares == 0, 1).rsqrt().to(x.dtype)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)  # (..., 1)
+    return (x * (length / norms.masked_fill(norms == 0, 1))).to(x.dtype)
 
 
 class AdditiveAttention(MultiHeadAttention):

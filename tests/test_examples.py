@@ -139,18 +139,17 @@ def test_self_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_data_diversification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from configs.examples import data_diversification
 
     monkeypatch.chdir(tmp_path)
     write_pairs(tmp_path / "pairs")
     sides = {name: Path(f"pairs/train.{name}").read_text().splitlines() for name in ("en", "up")}
     Path("pairs/train.up").unlink()
     Path("pairs/train.up.gz").write_bytes(gzip.compress("\n".join(sides["up"]).encode()))
+    Path("pairs/more").mkdir()
     line = f"fit {TINY['seq2seq']} --run_dir forward"
     assert run(line, "seq2seq") == 0
     assert run(f"{line} --data.languages up-en --run_dir backward", "seq2seq") == 0
-    folders = (Path("pairs"), Path("more"))
-    data_diversification.main("forward", "backward", *folders)
+    shown = example("data_diversification", tmp_path, "forward backward pairs more")
     given = [*zip(sides["en"], sides["up"], strict=True)]
     forward = tessera.load("forward").translate(sides["en"])
     backward = tessera.load("backward").translate(sides["up"])
@@ -159,15 +158,20 @@ def test_data_diversification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     written = [Path(f"more/train.{name}").read_text().splitlines() for name in ("en", "up")]
     rows = [*zip(*written, strict=True)]
     assert len(rows) == len({*rows}) and {*rows} == pairs and len(pairs) > len({*given})
+    added = len(pairs) - len({*given})
+    assert f"{len(pairs)} training pairs are in more, {added} of them synthetic\n" in shown
     for name in ("val.en", "val.up", "test.en", "test.up"):
         assert Path("more", name).read_bytes() == Path("pairs", name).read_bytes()
     assert run(f"{line} --data.path more --run_dir student", "seq2seq") == 0
-    with pytest.raises(SystemExit, match="^error: more exists: give another OUTPUT$"):
-        data_diversification.main("forward", "backward", *folders)
-    with pytest.raises(SystemExit, match="^error: BACKWARD must translate from up to en$"):
-        data_diversification.main("forward", "forward", Path("pairs"), Path("other"))
-    with pytest.raises(SystemExit, match="^error: runs has no train.en: "):
-        data_diversification.main("forward", "backward", Path("runs"), Path("other"))
+    for arguments, error in {
+        "forward backward pairs more": "more exists: give another OUTPUT",
+        "forward forward pairs other": "BACKWARD must translate from up to en",
+        "forward backward student other": "",
+        "forward nowhere pairs other": "",
+    }.items():
+        done = python(f"configs.examples.data_diversification {arguments}", tmp_path)
+        assert done.returncode == 1 and done.stderr.startswith(f"error: {error}")
+        assert done.stderr.count("\n") == 1, done.stderr
     assert not Path("other").exists()
 
 

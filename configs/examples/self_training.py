@@ -91,4 +91,7 @@ def main(teacher: str, folder: Path, output: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit("error: give TEACHER, FOLDER and OUTPUT")
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    try:
+        main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    except (tessera.UsageError, tessera.DataError, tessera.RunError) as error:
+        sys.exit(f"error: {error}")

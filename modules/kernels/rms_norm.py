@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang 2019) whose gradient is that of LayerNorm, which PyTorch computes in one pass."""
+"""RMSNorm (Zhang 2019) whose gradient is computed by LayerNorm's kernel, the faster one on CPUs."""
 
 from typing import Any
 
@@ -15,6 +15,8 @@ def inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 class RMSNormFunction(torch.autograd.Function):
     """`rms_norm` with its gradient. Has second derivatives."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -40,15 +42,14 @@ class RMSNormFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # with create_graph=True
             h = grad * weight
             x_grad = r * (h - x * r**2 * (h * x).mean(-1, keepdim=True))
-            return x_grad, (grad * x * r).flatten(0, -2).sum(0), None
-        needs = [ctx.needs_input_grad[0], ctx.needs_input_grad[1], False]
-        # LayerNorm's, of vectors with mean 0 and standard deviation 1 / r: r (h - mean(h) - ...).
+            return x_grad, (grad * x * r).sum_to_size(weight.shape), None
+        # Given 0 as the mean and r, this returns r (h - mean(h) - x r^2 mean(h x)).
         x_grad, weight_grad, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight.shape, torch.zeros_like(r), r.contiguous(), weight, None, needs
+            *(grad, x, weight.shape, torch.zeros_like(r), r.contiguous(), weight, None),
+            [*ctx.needs_input_grad],
         )
         if x_grad is not None:
-            means = (grad @ weight)[..., None] / x.shape[-1]  # (..., 1), of h
-            x_grad.addcmul_(means, r)
+            x_grad.addcmul_((grad @ weight)[..., None], r, value=1 / x.shape[-1])  # + r mean(h)
         return x_grad, weight_grad, None
 
 
@@ -63,6 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         and x.dtype == weight.dtype
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
     )
     if is_fast:
         return RMSNormFunction.apply(x, weight, eps)

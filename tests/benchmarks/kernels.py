@@ -35,8 +35,7 @@ SIZES = {  # rows, width, outputs
     "generation, eight texts": (8, 384, 1536),
     "generation, vocabulary": (1, 384, 50_257),
 }
-VECTORS = {"ViT": (64, 65, 192), "language model": (4, 512, 384)}
-VECTORS["queries of 3 heads"] = (64, 65, 3, 64)
+VECTORS = {"ViT": (64, 65, 192), "language model": (4, 512, 384), "queries": (64, 65, 3, 64)}
 MATRICES = {"12 of 64 x 64": (12, 64, 64), "24 of 128 x 128": (24, 128, 128)}
 MATRICES |= {"6 of 384 x 1536": (6, 384, 1536)}
 
@@ -83,19 +82,21 @@ def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, st
 
 def norms(shape: tuple[int, ...]) -> tuple[Choices, str]:
     """Ways to compute RMSNorm with its gradient, and the one that is used."""
-    x = torch.randn(shape, requires_grad=True)
+    x = (
+        torch.randn(shape).transpose(1, -2).requires_grad_()
+    )  # heads before tokens, if there are any
     weight = torch.ones(shape[-1], requires_grad=True)
-    grad = torch.randn(shape)
+    grad = torch.randn_like(x)
     ways = {
         "PyTorch": lambda: F.rms_norm(x, weight.shape, weight, 1e-6),
-        "LayerNorm's gradient": lambda: RMSNormFunction.apply(x, weight, 1e-6),
+        "LayerNorm's kernel": lambda: RMSNormFunction.apply(x, weight, 1e-6),
     }
 
     def run(way: Callable[[], Tensor]) -> object:
         with torch.enable_grad():
             return torch.autograd.grad(way(), (x, weight), grad)
 
-    return {name: partial(run, way) for name, way in ways.items()}, "LayerNorm's gradient"
+    return {name: partial(run, way) for name, way in ways.items()}, "LayerNorm's kernel"
 
 
 def cases() -> Iterator[tuple[str, Choices, str]]:

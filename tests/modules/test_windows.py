@@ -1,5 +1,6 @@
 """Attention in windows: what each token sees, and what is refused."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -8,13 +9,13 @@ import torch
 from torch import Tensor
 
 from modules.activations import changed, patch, recorded
-from modules.attention import MultiHeadAttention
+from modules.attention import MultiHeadAttention, with_length
 from modules.config import StackConfig
 from modules.models.swin import Swin, SwinConfig, second_version
 from modules.parameter_groups import parameter_depths, parameter_roles
 from modules.record import WeightRecorder
 from modules.windows import TableBias, WindowAttention, Windows
-from tests.helpers.tiny_models import assert_all_learn, shaken
+from tests.helpers.tiny_models import assert_all_learn, close, shaken
 
 TINY = SwinConfig(
     *(8, 1, 1, 3, (1, 2), 3), stack=StackConfig(8, 3, 2, drop_path=0.2, norm_eps=1e-5)
@@ -159,3 +160,17 @@ def test_activations_recomputed_and_16_bits() -> None:
 def test_impossible_options_are_named(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         replace(TINY, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_vectors_of_any_size_get_their_length(dtype: torch.dtype) -> None:
+    """As cosine attention needs it; under autocast, too."""
+    sizes = torch.tensor([0.0, 1e-3, 1.0, 6e4])
+    x = (torch.randn(4, 8).sign() * sizes[:, None] / 8**0.5).to(dtype).requires_grad_()
+    for context in (nullcontext(), torch.autocast("cpu", torch.bfloat16)):
+        with context:
+            y = with_length(x, 3)
+        assert y.dtype == dtype
+        close(y.float().norm(dim=1), torch.tensor([0.0, 3, 3, 3]), rtol=1e-2)
+        (grad,) = torch.autograd.grad(y.float().square().sum() + y.float().sum(), x)
+        assert grad.isfinite().all()

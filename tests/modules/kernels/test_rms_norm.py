@@ -1,4 +1,4 @@
-"""RMSNorm with LayerNorm's gradient equals PyTorch's, with first and second derivatives."""
+"""RMSNorm by LayerNorm's kernel equals PyTorch's, with first and second derivatives."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def plain(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def test_it_equals_pytorchs(view: Callable[[Tensor], Tensor], eps: float) -> None:
     x, weight = inputs()
     width = view(x).shape[-1]
-    grad = torch.randn(view(x).shape)
+    grad = torch.randn_like(view(x))
 
     def run(norm: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         y = norm(view(x), weight[:width], eps)
@@ -38,10 +38,33 @@ def test_it_equals_pytorchs(view: Callable[[Tensor], Tensor], eps: float) -> Non
     close(run(rms_norm), run(plain), rtol=1e-4)
 
 
-def test_first_and_second_derivatives() -> None:
-    leaves = inputs(torch.float64, width=4)
+@pytest.mark.parametrize("index", [(), (0, 0, 0)])
+def test_first_and_second_derivatives(index: tuple[int, ...]) -> None:
+    x, weight = inputs(torch.float64, width=4)
+    leaves = (x[index].detach().requires_grad_(), weight)
     assert torch.autograd.gradcheck(lambda *pair: rms_norm(*pair, 1e-3), leaves)
     assert torch.autograd.gradgradcheck(lambda *pair: rms_norm(*pair, 1e-3), leaves)
+
+
+def test_gradients_of_each_sample() -> None:
+    x, weight = inputs()
+
+    def gradients(norm: Callable[..., Tensor]) -> Tensor:
+        loss = torch.func.grad(lambda weight, x: norm(x, weight, 1e-6).square().sum())
+        return torch.func.vmap(loss, (None, 0))(weight.detach(), x.detach())
+
+    close(gradients(rms_norm), gradients(plain), rtol=1e-4)
+
+
+def test_autocast_does_not_round() -> None:
+    x, weight = inputs()
+    with torch.autocast("cpu", torch.bfloat16):
+        y = rms_norm(x, weight, 1e-6)
+        close(
+            torch.autograd.grad(y.sum(), x)[0],
+            torch.autograd.grad(plain(x, weight, 1e-6).sum(), x)[0],
+        )
+    close(y, plain(x, weight, 1e-6))
 
 
 def test_what_needs_no_gradient_has_none() -> None:
