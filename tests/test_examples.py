@@ -1,6 +1,5 @@
 """The scripts of configs/examples/ run as a reader would run them."""
 
-import gzip
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import tessera
 
 from modules.feedforward import FEEDFORWARDS, FeedForward
 from tests.helpers.command import ROOT, environment, python, run
-from tests.helpers.tiny import TINY, write_pairs, write_reviews
+from tests.helpers.tiny import TINY, write_reviews
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "configs/examples").glob("*.py"))
 
@@ -29,13 +28,7 @@ NO_TEST = "warning: The data have no test split: the validation split is tested 
 
 
 def test_all_are_named_where_readers_look() -> None:
-    assert EXAMPLES == [
-        "attention",
-        "data_diversification",
-        "own_images",
-        "self_training",
-        "vary_a_block",
-    ]
+    assert EXAMPLES == ["attention", "own_images", "self_training", "vary_a_block"]
     for page in ("README.md", "configs/README.md"):
         text = (ROOT / page).read_text()
         assert all(f"{name}.py" in text for name in EXAMPLES), page
@@ -135,44 +128,6 @@ def test_self_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(line.replace("imdb", "more").replace("teacher", "student"), "bert") == 0
     with pytest.raises(SystemExit, match="^error: more exists: give another OUTPUT$"):
         self_training.main("teacher", Path("imdb"), Path("more"))
-
-
-@pytest.mark.slow
-def test_data_diversification(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
-    monkeypatch.chdir(tmp_path)
-    write_pairs(tmp_path / "pairs")
-    sides = {name: Path(f"pairs/train.{name}").read_text().splitlines() for name in ("en", "up")}
-    Path("pairs/train.up").unlink()
-    Path("pairs/train.up.gz").write_bytes(gzip.compress("\n".join(sides["up"]).encode()))
-    Path("pairs/more").mkdir()
-    line = f"fit {TINY['seq2seq']} --run_dir forward"
-    assert run(line, "seq2seq") == 0
-    assert run(f"{line} --data.languages up-en --run_dir backward", "seq2seq") == 0
-    shown = example("data_diversification", tmp_path, "forward backward pairs more")
-    given = [*zip(sides["en"], sides["up"], strict=True)]
-    forward = tessera.load("forward").translate(sides["en"])
-    backward = tessera.load("backward").translate(sides["up"])
-    pairs = {*given, *zip(sides["en"], forward, strict=True)}
-    pairs |= {*zip(backward, sides["up"], strict=True)}
-    written = [Path(f"more/train.{name}").read_text().splitlines() for name in ("en", "up")]
-    rows = [*zip(*written, strict=True)]
-    assert len(rows) == len({*rows}) and {*rows} == pairs and len(pairs) > len({*given})
-    added = len(pairs) - len({*given})
-    assert f"{len(pairs)} training pairs are in more, {added} of them synthetic\n" in shown
-    for name in ("val.en", "val.up", "test.en", "test.up"):
-        assert Path("more", name).read_bytes() == Path("pairs", name).read_bytes()
-    assert run(f"{line} --data.path more --run_dir student", "seq2seq") == 0
-    for arguments, error in {
-        "forward backward pairs more": "more exists: give another OUTPUT",
-        "forward forward pairs other": "BACKWARD must translate from up to en",
-        "forward backward student other": "",
-        "forward nowhere pairs other": "",
-    }.items():
-        done = python(f"configs.examples.data_diversification {arguments}", tmp_path)
-        assert done.returncode == 1 and done.stderr.startswith(f"error: {error}")
-        assert done.stderr.count("\n") == 1, done.stderr
-    assert not Path("other").exists()
 
 
 @pytest.mark.slow
