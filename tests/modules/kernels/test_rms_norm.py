@@ -31,11 +31,13 @@ def test_it_equals_pytorchs(view: Callable[[Tensor], Tensor], eps: float) -> Non
     width = view(x).shape[-1]
     grad = torch.randn_like(view(x))
 
-    def run(norm: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+    def run(norm: Callable[..., Tensor], create_graph: bool) -> tuple[Tensor, ...]:
         y = norm(view(x), weight[:width], eps)
-        return y, *torch.autograd.grad(y, (x, weight), grad)
+        return y, *torch.autograd.grad(y, (x, weight), grad, create_graph=create_graph)
 
-    close(run(rms_norm), run(plain), rtol=1e-4)
+    expected = run(plain, create_graph=False)
+    close(run(rms_norm, create_graph=False), expected, rtol=1e-4)
+    close(run(rms_norm, create_graph=True), expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize("index", [(), (0, 0, 0)])
