@@ -305,8 +305,8 @@ class CosineAttention(MultiHeadAttention):
 def with_length(x: Tensor, length: Tensor | float) -> Tensor:
     """Vectors of the same directions and another length: (..., D) -> the same shape.
 
-    Zero vectors, as of padding in windows, stay zero. Their gradients are finite also in float16,
-    where those of x / max(|x|, 1e-12) would not be.
+    Zero vectors, such as padding in windows, stay zero. Their gradients are finite in float16, too;
+    those of x / max(|x|, 1e-12) would not be.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)  # (..., 1)

@@ -130,6 +130,13 @@ def test_self_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self_training.main("teacher", Path("imdb"), Path("more"))
 
 
+def test_self_training_needs_a_run(tmp_path: Path) -> None:
+    done = python("configs.examples.self_training nowhere imdb more", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "nowhere" in done.stderr and not (tmp_path / "more").exists()
+
+
 @pytest.mark.slow
 def test_a_file_runs_like_its_module(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "configs/examples/attention.py")]

@@ -82,9 +82,8 @@ def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, st
 
 def norms(shape: tuple[int, ...]) -> tuple[Choices, str]:
     """Ways to compute RMSNorm with its gradient, and the one that is used."""
-    x = (
-        torch.randn(shape).transpose(1, -2).requires_grad_()
-    )  # heads before tokens, if there are any
+    x = torch.randn(shape).transpose(1, -2)  # (B, N, H, D) -> (B, H, N, D); (B, N, E) stays
+    x.requires_grad_()
     weight = torch.ones(shape[-1], requires_grad=True)
     grad = torch.randn_like(x)
     ways = {

@@ -69,7 +69,7 @@ def test_autocast_does_not_round() -> None:
     close(y, plain(x, weight, 1e-6))
 
 
-def test_what_needs_no_gradient_has_none() -> None:
+def test_the_weight_or_the_input_may_be_frozen() -> None:
     x, weight = inputs()
     y = rms_norm(x, weight.detach(), 1e-6)
     close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(plain(x, weight, 1e-6).sum(), x))
