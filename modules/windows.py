@@ -51,8 +51,11 @@ class Windows(NamedTuple):
         if not (self.shift or missing):
             return x
         x = x.unflatten(1, (self.grid, self.grid))  # (B, G, G, E)
-        x = x.roll((-self.shift, -self.shift), (1, 2))
-        return F.pad(x, (0, 0, 0, missing, 0, missing)).flatten(1, 2)  # (B, P P, E)
+        if self.shift:
+            x = x.roll((-self.shift, -self.shift), (1, 2))
+        if missing:
+            x = F.pad(x, (0, 0, 0, missing, 0, missing))  # (B, P, P, E)
+        return x.flatten(1, 2)  # (B, P P, E)
 
     def crop(self, x: Tensor) -> Tensor:
         """The reverse of `fill`: (B, P P, E) -> (B, G G, E)."""
@@ -60,7 +63,9 @@ class Windows(NamedTuple):
         if not (self.shift or side > self.grid):
             return x
         x = x.unflatten(1, (side, side))[:, : self.grid, : self.grid]  # (B, G, G, E)
-        return x.roll((self.shift, self.shift), (1, 2)).flatten(1, 2)  # (B, G G, E)
+        if self.shift:
+            x = x.roll((self.shift, self.shift), (1, 2))
+        return x.flatten(1, 2)  # (B, G G, E)
 
     def partition(self, x: Tensor) -> Tensor:
         """Heads in windows as further heads: (B, H, P P, D) -> (B, W H, A, D)."""

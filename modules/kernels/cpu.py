@@ -24,6 +24,10 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x8
 # MKL, which computes PyTorch's own float32 products, does not use AVX-512 on AMD's CPUs: it takes
 # up to twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
+# For the gradient of weights, oneDNN copies both factors. If their shorter side is below this, that
+# takes longer than it saves on AMD's CPUs before Zen 5, which compute only half of AVX-512's width
+# at a time. Only Zen 5 has AVX-VNNI, too.
+MIN_SIDE_GRADIENT = 0 if _has("avx_vnni", "avx512_vp2intersect") else 384
 # Where it is emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
@@ -54,6 +58,9 @@ def kernels() -> dict[str, str]:
     """What computes what on this CPU."""
     return {
         "float32 products": "oneDNN" if PREFERS_ONEDNN else "PyTorch",
+        "gradients of weights": f"oneDNN from a side of {MIN_SIDE_GRADIENT} on"
+        if PREFERS_ONEDNN
+        else "PyTorch",
         "int8 products": "FBGEMM" if HAS_FBGEMM else "PyTorch, in float32",
         "orthogonalization": f"bfloat16 from a side of {MIN_SIDE_BFLOAT16} on"
         if HAS_BFLOAT16

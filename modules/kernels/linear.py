@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.kernels.cpu import PREFERS_ONEDNN
+from modules.config import default
+from modules.kernels.cpu import MIN_SIDE_GRADIENT, PREFERS_ONEDNN
 
 MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
 MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger part of the call
@@ -38,12 +39,8 @@ class OneDnnLinear(torch.autograd.Function):
         grad = grads[0]
         a, b = ctx.saved_tensors
         needs_a, needs_b, needs_bias = ctx.needs_input_grad
-        # The gradient of the weights comes first: oneDNN copies both factors for it.
-        grad_b = None
-        if needs_b and len(b) > a.shape[1]:  # oneDNN splits the longer side
-            grad_b = product(a.T, grad.T).T
-        elif needs_b:
-            grad_b = product(grad.T, a.T)
+        # The gradient of the weights comes first: for it, oneDNN copies both factors.
+        grad_b = weight_gradient(a, grad) if needs_b else None
         grad_a = product(grad, b.T) if needs_a else None
         grad_bias = grad.sum(0) if needs_bias else None
         return grad_a, grad_b, grad_bias
@@ -54,6 +51,18 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     if torch.is_grad_enabled():
         return OneDnnLinear.apply(a, b, bias)
     return OneDnnLinear.forward(a, b, bias)
+
+
+def weight_gradient(a: Tensor, grad: Tensor, by_onednn: bool | None = None) -> Tensor:
+    """The gradient of b in `product`: (M, K), (M, N) -> (N, K).
+
+    None: by oneDNN where it is faster.
+    """
+    width, outputs = a.shape[1], grad.shape[1]
+    if default(by_onednn, min(width, outputs) >= MIN_SIDE_GRADIENT):
+        # Faster with the longer side as columns.
+        return product(a.T, grad.T).T if outputs > width else product(grad.T, a.T)
+    return grad.T @ a if outputs > width else (a.T @ grad).T  # faster with it as rows
 
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.kernels
 
 Shapes of the README's models: a ViT step of 64 images, a language model's step of 2,048 tokens, one
-token and eight of its generation, its vocabulary, its norms, and matrices of its optimizer. Two
-threads, in turns; medians in microseconds, and "*" at what is used on this CPU.
+token and eight of its generation, its vocabulary, gradients of weights, norms, and matrices of
+its optimizer. Two threads, in turns; medians in microseconds, and "*" at what is used on this CPU.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from modules.generation.quantized import PackedLinear, QuantizedLinear
 from modules.kernels import cpu
-from modules.kernels.linear import MANY_OUTPUTS, linear_in_parts, product
+from modules.kernels.linear import MANY_OUTPUTS, linear_in_parts, product, weight_gradient
 from modules.kernels.rms_norm import RMSNormFunction
 from tasks.training import muon
 from tests.benchmarks import _compare
@@ -27,13 +27,18 @@ Choices = dict[str, Callable[[], object]]
 SIZES = {  # rows, width, outputs
     "ViT, qkv": (64 * 65, 192, 576),
     "ViT, feedforward": (64 * 65, 192, 768),
-    "ViT, weight's gradient": (192, 64 * 65, 768),
     "language model, qkv": (2048, 384, 1152),
     "language model, feedforward": (2048, 384, 1536),
     "language model, vocabulary": (160, 384, 50_257),
     "generation, one text": (1, 384, 1536),
     "generation, eight texts": (8, 384, 1536),
     "generation, vocabulary": (1, 384, 50_257),
+}
+GRADIENTS = {  # rows, width, outputs
+    "ViT, up": (64 * 65, 192, 768),
+    "ViT, down": (64 * 65, 768, 192),
+    "Swin, qkv": (64 * 256, 64, 192),
+    "language model, up": (2048, 384, 1536),
 }
 VECTORS = {"ViT": (64, 65, 192), "language model": (4, 512, 384), "queries": (64, 65, 3, 64)}
 MATRICES = {"12 of 64 x 64": (12, 64, 64), "24 of 128 x 128": (24, 128, 128)}
@@ -62,6 +67,17 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
 
 def _of(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
     return lambda: layer(x)
+
+
+def weight_gradients(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
+    """Ways to compute the gradient of weights (N, K), and the one that is used."""
+    x = torch.randn(rows, width)
+    grad = torch.randn(rows, outputs)
+    choices: Choices = {"PyTorch": lambda: weight_gradient(x, grad, by_onednn=False)}
+    if cpu.HAS_ONEDNN:
+        choices["oneDNN"] = lambda: weight_gradient(x, grad, by_onednn=True)
+    is_onednn = cpu.PREFERS_ONEDNN and min(width, outputs) >= cpu.MIN_SIDE_GRADIENT
+    return choices, "oneDNN" if is_onednn else "PyTorch"
 
 
 def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, str]:
@@ -102,6 +118,8 @@ def cases() -> Iterator[tuple[str, Choices, str]]:
     """What is computed, the ways to do it, and the one that is used."""
     for name, sizes in SIZES.items():
         yield name, *products(*sizes)
+    for name, sizes in GRADIENTS.items():
+        yield f"gradient, {name}", *weight_gradients(*sizes)
     for name, vectors in VECTORS.items():
         yield f"RMSNorm, {name}", *norms(vectors)
     for name, shape in MATRICES.items():

@@ -17,6 +17,7 @@ from modules.kernels.linear import (
     linear_in_parts,
     linear_to_many,
     takes_onednn,
+    weight_gradient,
 )
 from tests.helpers.tiny_models import close
 
@@ -46,6 +47,23 @@ def test_products_equal_plain_ones(shape: tuple[int, ...], outputs: int, biased:
         torch.autograd.grad(ours.square().sum(), leaves),
         torch.autograd.grad(plain.square().sum(), leaves),
         atol=1e-3,
+    )
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="torch has no oneDNN here")
+@pytest.mark.parametrize("by_onednn", [True, False])
+@pytest.mark.parametrize("width, outputs", [(24, 96), (96, 24), (24, 24)])
+def test_gradients_of_weights_equal_plain_ones(width: int, outputs: int, by_onednn: bool) -> None:
+    x = torch.randn(300, width, requires_grad=True)
+    grad = torch.randn(300, outputs, requires_grad=True)
+    ours = weight_gradient(x, grad, by_onednn)
+    plain = grad.T @ x
+    close(ours, plain, atol=1e-4)
+    close(
+        torch.autograd.grad(ours.square().sum(), (x, grad)),
+        torch.autograd.grad(plain.square().sum(), (x, grad)),
+        rtol=1e-4,
+        atol=1e-2,
     )
 
 
