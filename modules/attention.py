@@ -37,7 +37,8 @@ def attention(
         mask: Who may attend to whom, such as `padding(padding_mask) & causal(N)` of
             `modules.masks`; a query that may attend to nothing gives zeros.
         dropout: Probability of dropping a weight.
-        score_fn: Computes the scores before softmax; None: q k^T / sqrt(D).
+        score_fn: Computes the scores before softmax, which `mask` changes in place; None:
+            q k^T / sqrt(D).
         on_weights: Called with the weights, (B, H, N, M), before dropout; what it returns, unless
             it is None, takes their place.
 
@@ -72,7 +73,7 @@ def attention(
         weights = mask.zero_masked_rows(weights)
         changed = on_weights(weights)
         weights = weights if changed is None else changed
-    # The means are smaller than the weights.
+    # Zeros in the result (B, H, N, V), which has fewer numbers than the weights (B, H, N, M).
     return mask.zero_masked_rows(fast_dropout(weights.to(v.dtype), dropout) @ v)
 
 
@@ -275,8 +276,8 @@ class NoKeyBias(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        none = self.q_bias.new_zeros(self.key_width)
-        return linear(x, self.weight, torch.cat((self.q_bias, none, self.v_bias)))
+        key_bias = self.q_bias.new_zeros(self.key_width)
+        return linear(x, self.weight, torch.cat((self.q_bias, key_bias, self.v_bias)))
 
 
 class CosineAttention(MultiHeadAttention):

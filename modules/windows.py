@@ -110,8 +110,8 @@ class Windows(NamedTuple):
     def adjacency(self, device: torch.device) -> Tensor:
         """What keeps tokens apart that only the shift has brought together: (W, 1, A, A).
 
-        It is for the grid after filling up, as in the published code: where that is larger, some of
-        the tokens that were moved around still see others.
+        It is for the grid after filling up, as in timm and the published code: where that is
+        larger, some of the tokens that were moved around still see others.
         """
         place = torch.arange(self.rows * self.size, device=device)  # (P,)
         # Rows before the last windows, then those in the last windows, then those moved there.

@@ -130,9 +130,10 @@ def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.
     Afterwards `net` can neither be trained, nor saved, nor moved, nor called under autocast.
     "int8" rounds the weights; `ValueError` if they are not on the CPU.
     """
+    layer: Any
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):
-            if isinstance(layer, Linear | TokenHead):
+            if type(layer) in (Linear, TokenHead):  # a subclass may compute something else
                 if quantization == "int8":
                     setattr(parent, name, QuantizedLinear(layer.weight, layer.bias))
                 elif can_pack(layer.weight):

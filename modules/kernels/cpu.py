@@ -1,7 +1,8 @@
 """Which kernels are used on this CPU.
 
 They follow from what the CPU is, not from a measurement: a run that is resumed on the same kind of
-machine computes the same bits. `python -m tests.benchmarks.kernels` times all of them.
+machine computes the same bits. `python -m tests.benchmarks.kernels` times most of
+them.
 """
 
 import platform
@@ -24,9 +25,9 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x8
 # MKL, which computes PyTorch's own float32 products, does not use AVX-512 on AMD's CPUs: it takes
 # up to twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
-# For the gradient of weights, oneDNN copies both factors. If their shorter side is below this, that
-# takes longer than it saves on AMD's CPUs before Zen 5, which compute only half of AVX-512's width
-# at a time. Only Zen 5 has AVX-VNNI, too.
+# For the gradient of a weight, oneDNN copies both factors. If the weight's shorter side is below
+# this, that takes longer than it saves on AMD's CPUs before Zen 5, which compute only half of
+# AVX-512's width at a time. Zen 5 is the first of them with AVX-VNNI.
 MIN_SIDE_GRADIENT = 0 if _has("avx_vnni", "avx512_vp2intersect") else 384
 # Where it is emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")
@@ -35,8 +36,6 @@ HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and hasattr(
 )
 # CPUs without VNNI instructions add pairs of int8 products in int16, which must not overflow.
 HAS_VNNI = _has("avx512_vnni")
-
-
 MIN_SIDE_BFLOAT16 = 128  # casts and calls of smaller products take longer than bfloat16 saves
 
 
@@ -55,15 +54,15 @@ def matmul_dtype(device: torch.device, side: int) -> torch.dtype:
 
 
 def kernels() -> dict[str, str]:
-    """What computes what on this CPU."""
+    """Names of the kernels that are used on this CPU."""
+    gradients = "oneDNN" if PREFERS_ONEDNN else "PyTorch"
+    if PREFERS_ONEDNN and MIN_SIDE_GRADIENT:
+        gradients += f" from a side of {MIN_SIDE_GRADIENT} on"
     return {
         "float32 products": "oneDNN" if PREFERS_ONEDNN else "PyTorch",
-        "gradients of weights": f"oneDNN from a side of {MIN_SIDE_GRADIENT} on"
-        if PREFERS_ONEDNN
-        else "PyTorch",
+        "gradients of weights": gradients,
         "int8 products": "FBGEMM" if HAS_FBGEMM else "PyTorch, in float32",
         "orthogonalization": f"bfloat16 from a side of {MIN_SIDE_BFLOAT16} on"
         if HAS_BFLOAT16
         else "float32",
-        "sums of beam search": "embedding_bag",
     }

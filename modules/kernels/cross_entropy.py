@@ -61,12 +61,13 @@ def cast(x: Tensor) -> Tensor:
 def is_largest(logits: Tensor, target: Tensor) -> Tensor:
     """Whether each row's logit (C, V) of the target (C, 1) is the largest: boolean, (C,).
 
-    In 16 bits, where equal logits are common, the first of them counts as the largest.
+    In 16 bits, where equal logits are common, the first of them counts as the largest. In float32
+    on CPUs each of them does, but none if all logits of a row are equal.
     """
     if logits.device.type != "cpu" or logits.dtype.itemsize < 4:
         return logits.argmax(1) == target[:, 0]
     largest = logits.amax(1)  # several times faster than argmax on CPUs
-    not_constant = largest > logits.amin(1)
+    not_constant = largest > logits.amin(1)  # those of zero weights predict nothing
     return (logits.gather(1, target)[:, 0] == largest) & not_constant
 
 

@@ -21,6 +21,8 @@ OUTPUTS_OF_PART = 2**9
 class OneDnnLinear(torch.autograd.Function):
     """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Has second derivatives."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         """(M, K), (N, K) -> (M, N)."""
@@ -65,17 +67,24 @@ def weight_gradient(a: Tensor, grad: Tensor, by_onednn: bool | None = None) -> T
     return grad.T @ a if outputs > width else (a.T @ grad).T  # faster with it as rows
 
 
+def is_plain_float32(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is in float32 on the CPU, without compiler or autocast."""
+    return (
+        not torch.compiler.is_compiling()  # first: the compiler would take sizes for fixed
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype == torch.float32
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product goes to oneDNN: float32 on the CPU, large, no compiler, no autocast."""
+    """Whether a product goes to oneDNN: plain float32, and large."""
     least = MIN_PRODUCTS if torch.is_grad_enabled() else MIN_PRODUCTS_NO_GRAD
     return (
         PREFERS_ONEDNN
-        and x.numel() * weight.shape[0] >= least
+        and is_plain_float32(x, weight)
         and x.dim() > 1
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
+        and x.numel() * weight.shape[0] >= least
     )
 
 
@@ -89,12 +98,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def linear_to_many(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As `linear`, for a vocabulary: (M, K) with weight (N, K) -> (M, N). Has no derivatives."""
     in_parts = (
-        len(weight) > MANY_OUTPUTS
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
-        and not takes_onednn(x, weight)
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
+        len(weight) > MANY_OUTPUTS and is_plain_float32(x, weight) and not takes_onednn(x, weight)
     )
     return (linear_in_parts if in_parts else linear)(x, weight, bias)
 

@@ -44,12 +44,14 @@ class RMSNormFunction(torch.autograd.Function):
             x_grad = r * (h - x * r**2 * (h * x).mean(-1, keepdim=True))
             return x_grad, (grad * x * r).sum_to_size(weight.shape), None
         # Given 0 as the mean and r, this returns r (h - mean(h) - x r^2 mean(h x)).
+        mean = torch.zeros_like(r)
+        needed = [*ctx.needs_input_grad]
         x_grad, weight_grad, _ = torch.ops.aten.native_layer_norm_backward(
-            *(grad, x, weight.shape, torch.zeros_like(r), r.contiguous(), weight, None),
-            [*ctx.needs_input_grad],
+            grad, x, weight.shape, mean, r.contiguous(), weight, None, needed
         )
         if x_grad is not None:
-            x_grad.addcmul_((grad @ weight)[..., None], r, value=1 / x.shape[-1])  # + r mean(h)
+            sums = torch.linalg.vecdot(grad, weight)[..., None]  # of h: (..., 1)
+            x_grad.addcmul_(sums, r, value=1 / x.shape[-1])  # + r mean(h)
         return x_grad, weight_grad, None
 
 

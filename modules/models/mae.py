@@ -9,6 +9,7 @@ from modules.config import StackConfig, require
 from modules.heads import PixelHead
 from modules.init import initialise
 from modules.kernels.linear import Linear
+from modules.kernels.upcast import upcast
 from modules.models.vit import ViTConfig, ViTEncoder, run_blocks
 from modules.patch_embedding import cut_patches, join_patches, take
 from modules.position import build_position, check_position, grid_positions
@@ -103,7 +104,8 @@ class PixelDecoder(nn.Module):
         order = torch.cat((masked, kept), dim=1)  # (B, N)
         grid = grid_positions(self.grid, x.device)  # (1, N, 2)
         positions = take(grid.expand(len(x), -1, -1), order)  # (B, N, 2)
-        x = torch.cat((x[:, :prefix], self.position.embed(patches, positions)), dim=1)
+        patches = self.position.embed(patches, positions)
+        x = torch.cat((x[:, :prefix], patches), dim=1)  # (B, P + N, D)
         num_outputs = prefix + masked.shape[1]
         x = run_blocks(self.stack, self.position, x, positions, num_outputs=num_outputs)
         return self.head(x[:, prefix:])  # (B, P + M, D) -> (B, M, C P P)
@@ -118,7 +120,7 @@ class MaskedAutoencoder(ViTEncoder):
         initialise(self.embed, config.stack.init, config.stack.depth)
 
     def split(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Chooses which patches are visible: those with the least of some random numbers.
+        """Chooses which patches are visible: those with the smallest noise.
 
         (B, N) -> indices (B, K) of visible patches and (B, M) of masked ones.
         """
@@ -147,7 +149,7 @@ class MaskedAutoencoder(ViTEncoder):
         if self.config.norm_pixels:
             mean, std = moments(patches)
             patches = (patches - mean) / std
-        return (predicted.float() - patches).square().mean()
+        return (upcast(predicted) - patches).square().mean()
 
     def hide(self, images: Tensor, masked: Tensor) -> Tensor:
         """Sets the pixels of masked patches (B, M) to zero: (B, C, H, W) -> (B, C, H, W)."""
@@ -158,7 +160,7 @@ class MaskedAutoencoder(ViTEncoder):
 
         With `norm_pixels`, mean and variance of a patch, which are not predicted, are its own.
         """
-        predicted = predicted.float()
+        predicted = upcast(predicted)
         if self.config.norm_pixels:
             mean, std = moments(take(cut_patches(images, self.config.patch_size), masked))
             predicted = predicted * std + mean

@@ -15,7 +15,6 @@ from modules.config import (
     check_choice,
     check_rates,
     check_sizes,
-    default,
     require,
     variant,
 )
@@ -83,11 +82,12 @@ class SwinConfig:
             f"stack.depth is {self.stack.depth}, but depths {[*self.depths]} are "
             f"{sum(self.depths)} blocks; change one of them.",
         )
-        windows = default(self.pretrained_windows, self.depths)
-        require(
-            len(windows) == len(self.depths) and min(windows) >= 1,
-            f"pretrained_windows is {[*windows]}; give {len(self.depths)}, one for each stage.",
-        )
+        windows = self.pretrained_windows
+        if windows is not None:
+            require(
+                len(windows) == len(self.depths) and min(windows) >= 1,
+                f"pretrained_windows is {[*windows]}; give {len(self.depths)}, one for each stage.",
+            )
         require(
             self.stack.conv_kernel is None
             and not (self.stack.causal or self.stack.cross_attention),
@@ -170,12 +170,12 @@ def window_stack(config: SwinConfig, index: int, rates: list[float]) -> Stack:
     size = config.window_sizes[index]
     pretrained = config.pretrained_windows
     bias = variant("relative_bias", config.relative_bias, RELATIVE_BIASES)
-    reach = None if pretrained is None else pretrained[index]
+    pretrained_size = None if pretrained is None else pretrained[index]
     block: Any
     for number, block in enumerate(stack.blocks):
         windows = Windows(grid, size, size // 2 if number % 2 and size < grid else 0)
-        offsets = bias(stack.config.heads, size, reach)
-        block.attention = WindowAttention(block.attention, windows, offsets)
+        relative_bias = bias(stack.config.heads, size, pretrained_size)
+        block.attention = WindowAttention(block.attention, windows, relative_bias)
     return stack
 
 
@@ -218,7 +218,7 @@ class Swin(nn.Module):
         images = images.to(next(self.embed.parameters()).dtype)
         x = self.dropout(self.embed_norm(self.embed(images)))  # (B, N, E)
         for stage in self.stages:
-            x = stage(x)  # (B, N, E) -> (B, N / 4, 2 E), but for the first
+            x = stage(x)  # (B, G G, E) -> (B, G' G', 2 E), but for the first
         return self.pool(self.norm(x))  # (B, E)
 
 
@@ -248,7 +248,14 @@ SWIN_PRESETS: dict[str, SwinConfig] = {
         for name, config in _FIRST.items()
     },
     "swin_cifar": _preset(
-        *(64, (2, 4, 2), 2, 0.0), image_size=32, patch_size=2, window_size=4, num_classes=10
+        64,
+        (2, 4, 2),
+        heads=2,
+        drop_path=0.0,
+        image_size=32,
+        patch_size=2,
+        window_size=4,
+        num_classes=10,
     ),
     "swin_cifar_cpu": SwinConfig(
         image_size=32,

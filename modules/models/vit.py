@@ -174,8 +174,8 @@ class ViTEncoder(nn.Module):
             num_outputs: Return the first `num_outputs` vectors only; None: all.
 
         Returns:
-            (B, P + K or `num_outputs`, E): class token and registers, then the patches in the order
-            of `kept`.
+            (B, P + K or `num_outputs`, E): class token, distillation token and registers, then the
+            patches in the order of `kept`.
         """
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
@@ -195,11 +195,10 @@ def run_blocks(
     record: StackCache = NO_CACHE,
     num_outputs: int | None = None,
 ) -> Tensor:
-    """Runs blocks over P tokens without positions and N patches: (B, P + N, E) -> (B, P + N or
-    `num_outputs`, E).
+    """Runs blocks over P tokens without positions, then N patches, with them.
 
-    `positions` are those of the patches, (B or 1, N, 2); `record` and `num_outputs` are those of
-    `Stack.forward`.
+    (B, P + N, E) -> (B, P + N or `num_outputs`, E). `positions` are those of the patches,
+    (B or 1, N, 2); `record` and `num_outputs` are those of `Stack.forward`.
     """
     prefix = x.shape[1] - positions.shape[1]
     rotary = position.rotate(positions)

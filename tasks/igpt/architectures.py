@@ -32,7 +32,7 @@ PREPROCESSOR = "preprocessor_config.json"
 
 
 class PixelModel(NamedTuple):
-    """A language model of pixels in evaluation mode."""
+    """A language model of pixels, with the palette of its tokens."""
 
     net: Decoder
     metadata: Mapping[str, Any]

@@ -27,7 +27,8 @@ class GenerateOptions(PixelSampling, InferenceOptions):
     Args:
         input: Image whose lower half is replaced, or a folder of images; null: new images.
         output: PNG file to write.
-        samples: Images to sample, or completions of each input; null: 16, or 4 of each input.
+        samples: Images to sample, or completions of each input; null: 16, or 4 of each
+            input; 1 at temperature 0.
     """
 
     input: str | None = None
@@ -44,7 +45,9 @@ class GenerateOptions(PixelSampling, InferenceOptions):
         """Images to sample, or completions of each input."""
         if self.samples is not None:
             return self.samples
-        return 1 if self.temperature == 0 else 4 if self.input else 16
+        if self.temperature == 0:  # all would be the same
+            return 1
+        return 4 if self.input else 16
 
 
 def generate(options: GenerateOptions) -> None:
@@ -58,9 +61,10 @@ def generate(options: GenerateOptions) -> None:
         images = sample_images(model, options.count, options)
         picture = sample_grid(images)
     else:
-        images = complete_images(model, given, options.count, options).flatten(0, 1)
+        completed = complete_images(model, given, options.count, options)  # (B, count, C, S, S)
         originals = model.palette.decode(model.palette.encode(given))
-        picture = completion_grid(originals, images.unflatten(0, (len(given), options.count)))
+        picture = completion_grid(originals, completed)
+        images = completed.flatten(0, 1)  # (B count, C, S, S)
     seconds = time.perf_counter() - start
     with new_file(Path(options.output)) as partial:
         pixels = picture.permute(1, 2, 0)  # (3, H, W) -> (H, W, 3)

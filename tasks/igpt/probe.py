@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -136,9 +136,9 @@ def probe_layers(model: PixelModel, images: PixelData, limit: int) -> list[Layer
                 logits = start(val[layer].features)  # (S, K)
                 loss = float(F.cross_entropy(logits, val[layer].labels))
                 if best is None or loss < best.val_loss:
-                    reached = accuracy(start(test[layer].features), test[layer].labels)
-                    correct = accuracy(logits, val[layer].labels)
-                    best = LayerAccuracy(layer, strength, loss, correct, reached)
+                    val_accuracy = accuracy(logits, val[layer].labels)
+                    test_accuracy = accuracy(start(test[layer].features), test[layer].labels)
+                    best = LayerAccuracy(layer, strength, loss, val_accuracy, test_accuracy)
             assert best is not None
             found.append(best)
             advance(1)
@@ -169,7 +169,7 @@ def all_features(
 
 @torch.no_grad()
 def layer_features(net: Decoder, tokens: Tensor) -> Tensor:
-    """Means over all tokens (B, N) of what each block adds to, after the norm that reads it.
+    """Means over all tokens (B, N) of the residual stream, normed as the next block reads it.
 
     Returns (L + 1, B, E), float32: of the embedding, and of the output of each of the L blocks.
     """
@@ -177,13 +177,12 @@ def layer_features(net: Decoder, tokens: Tensor) -> Tensor:
     names = ["embedding", *[f"blocks.{i}" for i in range(len(blocks))]]
     with recorded(net, *names) as found:
         net(tokens)
-    is_normed = net.config.stack.order == "post"  # already
-    norms = [*[block.norm1 for block in blocks], net.stack.norm]
-    means = []
-    for name, norm in zip(names, norms, strict=True):
-        read: nn.Module = nn.Identity() if is_normed else norm  # type: ignore[assignment]
-        means.append(read(found[name]).float().mean(1))  # (B, N, E) -> (B, E)
-    return torch.stack(means)
+    norms: list[Any] = [block.norm1 for block in blocks]
+    if net.config.stack.order in ("post", "res_post"):  # whose norms come after the sub-layers
+        norms = [nn.Identity() for _ in blocks]
+    norms.append(net.stack.norm)
+    means = [norm(found[name]).float().mean(1) for name, norm in zip(names, norms, strict=True)]
+    return torch.stack(means)  # L + 1 of (B, E)
 
 
 def draw(found: list[LayerAccuracy], file: BinaryIO) -> None:

@@ -11,7 +11,7 @@ from modules.generation.generate import generate
 from modules.generation.sampling import GenerationConfig
 from tasks.igpt.architectures import PixelModel
 
-ROWS = 64  # images that are generated at the same time
+BATCH = 64  # images that are generated at the same time
 MAX_SAMPLES = 10_000
 
 
@@ -77,7 +77,7 @@ def complete_images(
     The upper half has S // 2 rows.
     """
     known = model.size // 2 * model.size
-    upper = model.palette.encode(images)[:, :known].cpu()  # (B, N / 2)
+    upper = model.palette.encode(images)[:, :known].cpu()  # (B, M)
     tokens = continue_pixels(model, upper.repeat_interleave(count, 0), sampling)
     return model.palette.decode(tokens).unflatten(0, (len(images), count))
 
@@ -90,8 +90,8 @@ def continue_pixels(model: PixelModel, known: Tensor, sampling: PixelSampling) -
     seeds = range(sampling.seed, sampling.seed + len(known))
     parts = []
     with torch.compiler.set_stance("force_eager"):
-        for first in range(0, len(known), ROWS):
-            rows = slice(first, first + ROWS)
+        for first in range(0, len(known), BATCH):
+            rows = slice(first, first + BATCH)
             prompts: Sequence[list[int]] = torch.cat([start, known], 1)[rows].tolist()
             steps = generate(model.net, prompts, config, (), seeds[rows], banned)
             parts.append(torch.stack([tokens.cpu() for tokens in steps], 1))  # (rows, N - M)

@@ -65,7 +65,7 @@ class MAETask(ImageTask):
         return net
 
     def make_metrics(self) -> dict[str, Metric]:
-        """None: the loss says it all."""
+        """None besides the loss."""
         return {}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:

@@ -1,4 +1,4 @@
-"""Times of all kernels that are available on this CPU, beside each other.
+"""Times of the kernels for products, norms and Muon that this CPU has, beside each other.
 
     python -m tests.benchmarks.kernels
 
@@ -41,8 +41,11 @@ GRADIENTS = {  # rows, width, outputs
     "language model, up": (2048, 384, 1536),
 }
 VECTORS = {"ViT": (64, 65, 192), "language model": (4, 512, 384), "queries": (64, 65, 3, 64)}
-MATRICES = {"12 of 64 x 64": (12, 64, 64), "24 of 128 x 128": (24, 128, 128)}
-MATRICES |= {"6 of 384 x 1536": (6, 384, 1536)}
+MATRICES = {
+    "12 of 64 x 64": (12, 64, 64),
+    "24 of 128 x 128": (24, 128, 128),
+    "6 of 384 x 1536": (6, 384, 1536),
+}
 
 
 def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
@@ -59,14 +62,10 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
             used = "PyTorch, in parts"
     if rows <= 8:  # inference
         if cpu.HAS_ONEDNN:
-            choices["oneDNN, packed"] = _of(PackedLinear(weight), x)
+            choices["oneDNN, packed"] = partial(PackedLinear(weight), x)
             used = "oneDNN, packed"
-        choices["int8"] = _of(QuantizedLinear(weight), x)
+        choices["int8"] = partial(QuantizedLinear(weight), x)
     return choices, used
-
-
-def _of(layer: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Tensor]:
-    return lambda: layer(x)
 
 
 def weight_gradients(rows: int, width: int, outputs: int) -> tuple[Choices, str]:

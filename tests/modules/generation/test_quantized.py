@@ -57,6 +57,18 @@ def test_a_prepared_decoder_is_the_decoder(
         close(net.loss(net(tokens), tokens)[0], loss)
 
 
+@needs_onednn
+@torch.no_grad()
+def test_a_prepared_decoder_keeps_biases_of_queries_and_values_only() -> None:
+    net = tiny("gpt", attention="cosine")
+    for name, parameter in net.named_parameters():
+        if name.endswith(("q_bias", "v_bias")):
+            parameter.normal_()
+    tokens = random_tokens()
+    logits = net.logits(net(tokens))
+    close(prepare(net).logits(net(tokens)), logits, atol=1e-4)
+
+
 def test_weights_that_onednn_does_not_take_stay() -> None:
     for net in (tiny("gpt").double(), tiny("gpt").to("meta")):
         assert all(isinstance(b.attention.qkv, Linear) for b in prepare(net).stack.blocks)

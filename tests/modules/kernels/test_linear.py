@@ -80,6 +80,30 @@ def test_second_derivatives_of_products_equal_plain_ones() -> None:
 
 
 @pytest.mark.usefixtures("onednn")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_gradients_of_each_sample_equal_plain_ones() -> None:
+    x = torch.randn(3, 300, 128)
+    weight = torch.randn(128, 128) / 12
+
+    def gradients(product: Any) -> Tensor:
+        loss = lambda weight, x: product(x, weight).square().sum()  # noqa: E731
+        return torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)  # (3, 128, 128)
+
+    assert takes_onednn(x[0], weight)
+    close(gradients(linear), gradients(F.linear), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("onednn")
+def test_exported_layers_take_any_number_of_vectors() -> None:
+    layer = Linear(192, 192)
+    sizes = {"x": {0: torch.export.Dim("vectors", min=1, max=4096)}}
+    exported = torch.export.export(layer, (torch.randn(300, 192),), dynamic_shapes=sizes).module()
+    for count in (1, 7, 4096):
+        x = torch.randn(count, 192)
+        close(exported(x), layer(x))
+
+
+@pytest.mark.usefixtures("onednn")
 def test_a_frozen_weight_costs_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     forward = OneDnnLinear.forward

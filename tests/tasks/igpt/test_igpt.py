@@ -12,7 +12,7 @@ import pytest
 import tessera
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import ImageGPTForCausalImageModeling, ImageGPTImageProcessor
 
 from datamodules.pixels import PixelData
@@ -22,6 +22,7 @@ from tasks.igpt.probe import layer_features
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint, summary
 from tests.helpers.tiny import FEW_STEPS, TINY, picture, write_images
+from tests.helpers.tiny_models import random_tokens, tiny
 
 CKPT = "--ckpt_path"
 
@@ -189,6 +190,25 @@ def test_features_are_the_normed_states_of_transformers(trained: Path, theirs: A
         expected.append(states[-1].mean(1))
     found = layer_features(model.net, tokens)
     torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("order", ["pre", "post", "res_post", "parallel"])
+def test_features_are_what_blocks_read(order: str) -> None:
+    net = tiny("gpt", order=order)
+    for norm in net.modules():
+        if isinstance(norm, nn.LayerNorm):
+            nn.init.normal_(norm.weight)
+    tokens = random_tokens()
+    found = []
+    for block in net.stack.blocks:
+        if order in ("pre", "parallel"):
+            block.norm1.register_forward_hook(lambda _, inputs, normed: found.append(normed))
+        else:
+            block.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    with torch.no_grad():
+        found.append(net(tokens))
+    expected = torch.stack([states.mean(1) for states in found])  # (L + 1, B, E)
+    torch.testing.assert_close(layer_features(net, tokens), expected)
 
 
 def test_embed_is_the_mean_over_the_pixels(trained: Path) -> None:
