@@ -201,6 +201,8 @@ class ImageData(ResumableDataModule):
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
         if stage == "fit":
+            if self.source.class_names and self.options.problem_type != "regression":
+                self.source.require_every_class(self._split("train").labels)
             self._warn_enlarged()
 
     def _warn_enlarged(self) -> None:

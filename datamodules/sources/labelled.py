@@ -208,6 +208,22 @@ class LabelledSource(Source, Generic[S]):
             self._warn_similar(given)
         return given
 
+    def require_every_class(self, labels: Tensor) -> None:
+        """Raises `UsageError` if targets of training, (S,) or (S, K), lack a class."""
+        names = self.class_names
+        counts = class_counts(labels, len(names)).tolist()
+        if 0 in counts:
+            advice = f"add {self.noun} of it"
+            if self.options.class_names:
+                advice += (
+                    f", or remove it from --data.dataset.class_names, and its {self.noun} from the "
+                    "other splits"
+                )
+            raise UsageError(
+                f"class {names[counts.index(0)]} is missing from the training split of "
+                f"{self.origin}: {advice}."
+            )
+
     def _warn_similar(self, names: list[str]) -> None:
         """Warns once of classes whose names differ only in case or in spaces around them."""
         groups: dict[str, list[str]] = {}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.labelled import LabelledSource, SourceOptions, class_counts
+from datamodules.sources.labelled import LabelledSource, SourceOptions
 from datamodules.sources.readers.cells import is_not_utf8
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.utils.errors import DataError, UsageError
@@ -148,24 +148,9 @@ class TextSource(LabelledSource[TextSamples]):
             samples = self.usable(self.read(split), split)
             is_checked = self.labelled and self.options.problem_type != "regression"
             if split == "train" and is_checked and self.needs_every_class:
-                self._require_every_class(samples)
+                self.require_every_class(samples.labels)
             self._checked[split] = samples
         return self._checked[split]
-
-    def _require_every_class(self, samples: TextSamples) -> None:
-        names = self.class_names
-        counts = class_counts(samples.labels, len(names)).tolist()
-        if 0 in counts:
-            advice = "add texts of it"
-            if self.options.class_names:
-                advice += (
-                    ", or remove it from --data.dataset.class_names, and its texts from the other "
-                    "splits"
-                )
-            raise UsageError(
-                f"class {names[counts.index(0)]} is missing from the training split of "
-                f"{self.origin}: {advice}."
-            )
 
     def corpus(self, split: str) -> pa.ChunkedArray:
         """Texts to pretrain on: those of a split; to train, those without a label, too."""

@@ -157,7 +157,8 @@ def check_fixed_options(family: str, config: Any, wanted: Mapping[str, Any]) -> 
     """Raises `ValueError` if an option of ours is not what all models of `family` have."""
     for name, value in wanted.items():
         got = get_option(config, name)
-        require(got == value, f"{family} models have {name} {value}, but this one has {got}.")
+        option = name.removeprefix("has_")  # which the property is derived from
+        require(got == value, f"{family} models have {option} {value}, but this one has {got}.")
 
 
 def check_position_options(

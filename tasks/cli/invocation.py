@@ -274,7 +274,7 @@ class Invocation:
             name, value = found.groups()
             is_given = f"--{name}" in self.on_command_line
             is_default = not is_given and values.get(name) == value
-            return found[0] + " (the default, or of a config)" * is_default
+            return found[0] + " (the default, or of a preset or config)" * is_default
 
         try:
             yield

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from datamodules.pixels import is_same_palette
 from datamodules.vision.palette import Palette, read_palette
+from modules.config import require
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.pretrained.decoder import IMAGE_FAMILIES
 from tasks.checkpoints.pretrained import (
@@ -120,7 +121,10 @@ def palette_json(metadata: Mapping[str, Any]) -> str:
 
 
 def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, Any]) -> Decoder:
-    """Builds a decoder with pretrained weights; refuses those of another size or palette."""
+    """Builds a decoder for the data with pretrained weights.
+
+    Raises `UsageError` if these are for another size or palette.
+    """
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, TASKS)
         colours = checkpoint[KEY]["metadata"]["palette"]
@@ -134,7 +138,7 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
             f"the palette of the data ({len(metadata['palette'])} colours) is not that of {source} "
             f"({len(colours)} colours): leave --data.palette out, it comes with the weights"
         )
-    net = Decoder(config)
+    net = Decoder(fit_to_data(config, metadata))
     load_pretrained_weights(net, source, state)
     return net
 
@@ -162,6 +166,12 @@ def load_folder(folder: ModelFolder) -> PixelModel:
         "image_size": math.isqrt(folder.config.max_length or 0),
     }
     with usage_errors(f"{folder.option} {folder.source}"):
+        colours = len(palette.to_list())
+        require(
+            folder.config.vocabulary == colours + 1,
+            f"{PREPROCESSOR} has {colours} clusters, but the network's vocabulary is of "
+            f"{folder.config.vocabulary} tokens, one more than clusters: take both from one model",
+        )
         net = Decoder(fit_to_data(folder.config, metadata))
     load_pretrained_weights(net, folder.source, folder.weights())
     return PixelModel(net.eval(), metadata)

@@ -86,10 +86,9 @@ class IGPTTask(Task):
         self.evaluated: Tensor | None = None  # images to complete
 
     def build(self, metadata: Mapping[str, Any]) -> Decoder:
-        config = fit_to_data(self.net_config, metadata)
         if self.pretrained is None:
-            return Decoder(config)
-        return load_pretrained(config, self.pretrained, metadata)
+            return Decoder(fit_to_data(self.net_config, metadata))
+        return load_pretrained(self.net_config, self.pretrained, metadata)
 
     @property
     def model(self) -> PixelModel:

@@ -7,7 +7,7 @@ from tasks.checkpoints.reading import KEY, read_checkpoint
 from tasks.cli.app import load
 from tasks.errors import UsageError
 from tasks.look.inspector import Inspector
-from tasks.options import accepted_options, build_from_options
+from tasks.options import accepted_options, build_from_options, merge_options
 
 
 def test_inputs(inspector: Inspector, task: str, count: int) -> list[Sequence[Any]]:
@@ -19,7 +19,9 @@ def test_inputs(inspector: Inspector, task: str, count: int) -> list[Sequence[An
     model = inspector.model
     if model.source.startswith(("hf/", "timm/")):
         raise UsageError(f"{model.source} comes without data: give {inspector.input_option}")
-    config = read_checkpoint(model.source, task)[KEY]["config"]["data"]
+    problem = {"problem_type": model.metadata["problem_type"]}  # which --model.problem_type sets
+    saved = read_checkpoint(model.source, task)[KEY]["config"]["data"]
+    config = merge_options(saved, {"dataset": problem} if "dataset" in saved else {})
     data = load(load(f"tasks.{task}.__main__:APP").data)
     datamodule: Any = build_from_options(data, accepted_options(data, **config), {})
     datamodule.set_metadata(model.metadata)

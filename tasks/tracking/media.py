@@ -90,9 +90,10 @@ def render_picture(draw: Callable[[BinaryIO], None]) -> Picture:
 
 def to_wandb(logger: Any, name: str, shown: Table | Picture, step: int) -> None:
     import wandb
+    from torchvision.transforms.functional import to_pil_image
 
     def value(cell: Any) -> Any:
-        return wandb.Image(cell.float() / 255) if isinstance(cell, Tensor) else cell
+        return wandb.Image(to_pil_image(cell)) if isinstance(cell, Tensor) else cell
 
     if not isinstance(shown, Table):
         logger.log_metrics({name: value(shown)}, step)

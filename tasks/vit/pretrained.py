@@ -32,7 +32,7 @@ from tasks.checkpoints.reading import (
 )
 from tasks.checkpoints.weights import PRETRAINED, State, read_header, read_weights
 from tasks.errors import UsageError
-from tasks.options import Options
+from tasks.options import Options, merge_options
 from tasks.problems import external_targets
 from tasks.vit.networks import load_image_config
 from tasks.vit.pretrained_base import Pretrained, checked_resizing
@@ -196,7 +196,8 @@ class RunCheckpoint(OwnWeights):
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
         self.resizing = resizing(metadata)
         self.targets = {name: metadata.get(name, start) for name, start in self.targets.items()}
-        self.data = self.checkpoint[KEY]["config"]["data"]
+        problem = {"problem_type": self.targets["problem_type"]}  # which --model.problem_type sets
+        self.data = merge_options(self.checkpoint[KEY]["config"]["data"], {"dataset": problem})
 
     def read(self) -> State:
         return net_weights(self.checkpoint)

@@ -145,6 +145,17 @@ def test_bad_files_are_named_or_skipped_and_counted(
     assert images == 19 and str(bad) in skipped
 
 
+@pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])
+def test_a_class_without_training_images(kind: Any, small_images: Path) -> None:
+    files = sorted(small_images.glob("train/*/*"))
+    rows = "".join(f"{file},{file.parent.name}\n" for file in files)
+    (small_images / "table.csv").write_text(f"file_name,label\n{rows}")
+    options = DatasetOptions(class_names=["ant", "bee", "eel"], problem_type=kind)
+    data = ImageData(path=str(small_images / "table.csv"), dataset=options)
+    with refused(UsageError, "class eel is missing", "images"):
+        data.setup("fit")
+
+
 @pytest.mark.parametrize("stage", ["fit", "predict"])
 def test_missing_files_that_a_table_names(stage: str, small_images: Path) -> None:
     table = small_images / "table.csv"

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -275,7 +276,18 @@ def test_pretrained_brings_palette_and_size(
         torch.testing.assert_close(after[name], value, atol=1e-6, rtol=0)
     console.refused(f"{line} --data.image_size 12", "8", task="igpt")
     Path("other.json").write_text('{"clusters": [[0, 0, 0], [1, 1, 1]]}')
-    console.refused(f"{line} --data.palette other.json", "2 colours", task="igpt")
+    refused = "leave --data.palette out"
+    console.refused(f"{line} --data.palette other.json", "2 colours", refused, task="igpt")
+
+
+def test_a_folder_with_too_few_clusters_is_refused(exported: Path, console: Console) -> None:
+    folder = Path("few")
+    shutil.copytree(exported, folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    settings["clusters"] = settings["clusters"][:5]
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    line = "generate --samples 1 --ckpt_path few"
+    console.refused(line, "preprocessor_config.json has 5 clusters", task="igpt")
 
 
 def test_loading_the_folder_of_transformers(trained: Path, exported: Path) -> None:

@@ -4,13 +4,17 @@ import base64
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from PIL import Image
 
 from tasks import __version__
 from tasks.tracking.loggers import STEP
-from tasks.tracking.media import Table, to_tensorboard
+from tasks.tracking.media import Table, to_tensorboard, to_wandb
 from tasks.tracking.run_folder import git_commit
 from tests.helpers.command import ROOT, process, run
 from tests.helpers.tiny import (
@@ -134,6 +138,16 @@ def test_texts_in_tensorboard() -> None:
     assert shown == [("samples", "1. prompt\n\n    The\n\n1. text\n\n     end\n    of", 3)]
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_in_wandb_have_their_colours(channels: int) -> None:
+    picture = torch.randint(0, 256, (channels, 5, 7), dtype=torch.uint8)
+    shown: dict[str, Any] = {}
+    logger = SimpleNamespace(log_metrics=lambda values, step: shown.update(values))
+    to_wandb(logger, "picture", picture, 3)
+    pixels = np.array(shown["picture"].image.convert("RGB"))  # (H, W, 3)
+    assert np.array_equal(pixels, picture.expand(3, -1, -1).permute(1, 2, 0).numpy())
+
+
 def test_translations() -> None:
     write_pairs(Path("pairs"))
     line = f"fit {SMALL_S2S} {PAIRS} --trainer.max_epochs 6 --trainer.check_val_every_n_epoch 6"
@@ -160,4 +174,8 @@ def test_pictures_of_training_without_labels(task: str, names: set[str], tmp_pat
     assert done.returncode == 0, done.stderr
     for split in ("val", "test"):
         files = tmp_path.glob(f"r/wandb/*/files/media/images/{split}/*.png")
-        assert {file.name.partition("_")[0] for file in files} == names
+        found = {file.name.partition("_")[0]: file for file in files}
+        assert found.keys() == names
+    for name, file in found.items():  # of the test
+        saved = Image.open(tmp_path / f"r/{name}.png").convert("RGB")
+        assert np.array_equal(np.array(Image.open(file).convert("RGB")), np.array(saved))

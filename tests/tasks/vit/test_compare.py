@@ -65,6 +65,28 @@ def test_the_score_is_that_of_the_test(best: Path, console: Console) -> None:
     assert float(row["test/acc"]) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["multi_label_classification", "regression"])
+def test_other_problem_types_are_those_of_training(kind: str, console: Console) -> None:
+    """Also in `probe`, which takes single labels only, and in `look`."""
+    write_images(Path("images"), ("a", "b"), count=12, side=8)
+    files = sorted(Path("images").rglob("*.png"))
+    targets = [f'"{f.parent.name},{i % 2}"' if kind[0] == "m" else i for i, f in enumerate(files)]
+    rows = "".join(f"{file},{target}\n" for file, target in zip(files, targets, strict=True))
+    Path("table.csv").write_text(f"file_name,label\n{rows}")
+    sizes = "--preset cifar_tiny --model.net.image_size 8 --model.net.stack.depth 1"
+    data = f"--data.path table.csv --data.batch_size 8 --model.problem_type {kind}"
+    assert run(f"fit --trainer.max_epochs 1 {sizes} {data} --run_dir r") == 0
+    console.printed("test --ckpt_path r --output tested")
+    tested = json.loads(Path("tested/test.json").read_text())
+    out, _ = console.printed("compare r --repetitions 1 --batch_size 2 --output out")
+    assert "not tested" not in out
+    (row,) = table("out/compare.csv")
+    (name,) = [name for name in row if name.startswith("test/")]
+    assert float(row[name]) == pytest.approx(tested[name], abs=1e-5)
+    console.refused("probe --ckpt_path r", "one class each")
+    console.printed("look --ckpt_path r --samples 1")
+
+
 def test_speeds_of_all_sizes_are_written_alike() -> None:
     metadata = {"image_size": 8}
     speeds = (0.26, 99.96, 9_930.4, 10_650.2, 1_234_567.0)
