@@ -187,7 +187,9 @@ def hooks_of(net: nn.Module) -> dict[str, Hook]:
             found[name] = partial(hook_block, block)
         found[f"{prefix}hidden"] = partial(hook_output, stack.norm)
     if hasattr(net, "head"):  # a masked autoencoder has none
-        found["logits"] = partial(hook_output, net.head)  # type: ignore[arg-type]
+        two_heads = getattr(net, "distillation_head", None) is not None
+        mean_or_head: Any = net if two_heads else net.head
+        found["logits"] = partial(hook_output, mean_or_head)
     return found
 
 

@@ -200,7 +200,10 @@ def read_rotary(settings: Settings, length: int) -> Settings:
     if kind == "default":
         return {"position_options": {"base": base}}
     names = SCALING[kind]
-    rope = {"original_max_position_embeddings": length, **rope}
+    original = "original_max_position_embeddings"
+    rope = {original: length, **rope}
+    if settings.get(original) is not None:  # takes precedence in transformers
+        rope[original] = settings[original]
     options = read_options(rope, names, names.values(), RotaryScaling)
     scaling = RotaryScaling(**{"kind": kind, **options})
     return {"position_options": {"base": base, "scaling": asdict(scaling)}}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from modules.config import GATED
 from modules.init import RESIDUAL
+from modules.kernels.upcast import upcast
 from modules.models.seq2seq import Seq2SeqConfig
 from modules.pretrained.seq2seq_family import BIAS, SIDES, Seq2SeqFamily
 from modules.pretrained.settings import ACTIVATIONS, Settings, check_settings
@@ -95,16 +96,17 @@ class T5Family(Seq2SeqFamily):
     def scale(name: str, value: Tensor, config: Seq2SeqConfig, power: float) -> Tensor:
         """Multiplies queries by sqrt(D) and divides the last norm before a shared table by sqrt(E).
 
-        Both factors are raised to `power`; the shape stays.
+        Both factors are raised to `power`; the shape stays. Weights of 16 bits become float32.
         """
         stack = config.encoder
         if name.endswith((".qkv.weight", ".query.weight")):
             head_dim = stack.resolved.head_dim
             rows = stack.heads * head_dim
+            value = upcast(value)
             queries = value[:rows] * head_dim ** (power / 2)
             return torch.cat((queries, value[rows:]))
         if name == "decoder.stack.norm.weight" and config.tying == "all":
-            return value * stack.width ** (-power / 2)
+            return upcast(value) * stack.width ** (-power / 2)
         return value
 
     def with_defaults(self, settings: Settings) -> Settings:

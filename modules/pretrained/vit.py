@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from modules.config import require
+from modules.kernels.upcast import upcast
 from modules.models.vit import ViT, ViTConfig
 from modules.patch_embedding import resize_patches
 from modules.position import resize_grid
@@ -80,8 +81,8 @@ class ViTFamily(Family[ViTConfig]):
             fits = len(shape) == 3 and shape[::2] == (1, config.stack.width)
             require(fits, f"{name} is {shape}, not (1, count, {config.stack.width}).")
         rest = dict(state)
-        positions = rest.pop(self.positions)[0]  # (P + N, E) or (N, E)
-        tokens = [rest.pop(name)[0] for name in self.tokens.values() if name in rest]
+        positions = upcast(rest.pop(self.positions))[0]  # (P + N, E) or (N, E)
+        tokens = [upcast(rest.pop(name))[0] for name in self.tokens.values() if name in rest]
         prefix = torch.cat(tokens) if tokens else positions[:0]  # (P, E)
         covered = count_prefix_positions(
             self.positions, len(positions), len(prefix), prefix_positions

@@ -141,7 +141,8 @@ class ModelFolder:
 
     def class_names(self) -> list[str] | None:
         """Returns the class of each row of a classifier; None if `id2label` does not name each."""
-        default = {"0": "LABEL_0", "1": "LABEL_1"}  # transformers leaves it out of the file
+        # transformers leaves these names out of the file.
+        default = {str(row): f"LABEL_{row}" for row in range(self.settings.get("num_labels") or 2)}
         with self.config_errors():
             names = check_value(
                 dict[str, str], self.settings.get("id2label") or default, "id2label"

@@ -77,6 +77,14 @@ def test_recording_changes_nothing_and_sees_all(kind: str) -> None:
                 close(attention.output(value.flatten(2)), found[name.removesuffix(".heads")])
 
 
+def test_logits_of_two_heads_are_their_mean() -> None:
+    net = tiny("vit", distillation_token=True)
+    images = torch.rand(2, 1, 8, 8)
+    with recorded(net, "logits") as found:
+        logits = net(images)
+    close(found["logits"], logits)
+
+
 def test_weights_are_those_of_torch() -> None:
     net = tiny("bert", feedforward="relu").encoder.stack
     layer = nn.TransformerEncoderLayer(24, 4, 20, 0.0, batch_first=True, norm_first=True)

@@ -221,6 +221,17 @@ def their_folder(kind: Any, **options: Any) -> Any:
     return model
 
 
+def test_a_folder_that_has_only_the_number_of_classes() -> None:
+    theirs = their_folder(KINDS[0])
+    file = Path("theirs/config.json")
+    settings = json.loads(file.read_text())
+    del settings["id2label"], settings["label2id"]
+    file.write_text(json.dumps(settings | {"num_labels": 5}))
+    model = tessera.load("theirs", kind=tessera.ImageClassifier)
+    assert model.class_names == [f"LABEL_{number}" for number in range(5)]
+    assert_equal(model.net, theirs)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_folder_of_theirs_in_python_and_for_other_sizes(kind: Any) -> None:
     theirs = their_folder(kind, qkv_bias=kind is KINDS[1], mlp_ratio=2.0)

@@ -26,6 +26,7 @@ from tests.parity.families import (
     Case,
     Settings,
     difference,
+    network,
     our_logits,
     ours,
     randomise,
@@ -203,7 +204,31 @@ def test_a_t5_with_one_table_and_unscaled_logits() -> None:
     assert torch.equal(found["unembed.weight"], net.embed.weight)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
+    """T5's queries are multiplied by sqrt(D), and its last norm divided by sqrt(E)."""
+    case = CASES["T5ForConditionalGeneration"]
+    model = case.build(d_model=96, d_kv=12).to(dtype)
+    net = ours(model)
+    inputs = texts(model.config)
+    assert difference(our_logits(net, inputs), their_logits(model.float(), inputs)) <= 3e-4
+
+
 # Positions and windows ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("inner", [{}, {"original_max_position_embeddings": 64}], ids=len)
+def test_the_length_beside_the_scaling_takes_precedence(inner: Settings) -> None:
+    case = CASES["LlamaForCausalLM"]
+    rope = {name: value for name, value in LLAMA3.items() if "original" not in name} | inner
+    settings = case.written(rope_parameters=rope, original_max_position_embeddings=16)
+    family, config = config_from_huggingface(settings, FAMILIES)
+    net = network(case.architecture, config)
+    model = randomise(case.kind(case.kind.config_class.from_dict(settings)).eval())
+    load_weights(net, FAMILIES[family].weights_from_external(model.state_dict(), config))
+    inputs = texts(model.config)
+    assert difference(our_logits(net, inputs), their_logits(model, inputs)) <= 3e-5
+
 
 USED = {"use_sliding_window": True, "sliding_window": 16}
 

@@ -37,6 +37,16 @@ def test_presets_have_the_published_sizes(name: str) -> None:
     assert count == sum(p.numel() for p in net.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_rounded_once(dtype: torch.dtype) -> None:
+    """The position of the class token is added to it."""
+    theirs = tiny_timm().to(dtype)
+    config = config_from_timm_model(theirs)
+    net = ViT(config).eval()
+    net.load_state_dict(TIMM.weights_from_external(theirs.state_dict(), config))
+    assert difference(net, theirs.float()) <= 1e-5
+
+
 def test_torchvision() -> None:
     theirs = randomise(on_meta(torchvision.models.VisionTransformer, 32, 8, 2, 4, 48, 80))
     stack = StackConfig(width=48, depth=2, heads=4, mlp_width=80)
