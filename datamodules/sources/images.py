@@ -180,8 +180,11 @@ class ImageTables(LabelledTables[Records]):
         name = self.sample_column(table.columns.schema)
         file = self.table_files[split][0]
         cells = table.columns.column(name).to_pylist()
-        if None in cells:
-            row = table.name(cells.index(None))
+        missing = [
+            index for index, cell in enumerate(cells) if not cell
+        ]  # in CSV files they are ""
+        if missing:
+            row = table.name(missing[0])
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
         return unlabelled([file.parent / cell for cell in cells], printable(file), cells)
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from datamodules.utils.errors import UsageError
 
 SPLITS = {  # and their names in files and folders
-    "train": ("train",),
+    "train": ("train", "training"),
     "val": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
+    "test": ("test", "testing"),
     "unlabelled": ("unsupervised", "unsup", "unlabelled", "unlabeled"),
 }
 

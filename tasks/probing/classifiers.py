@@ -96,7 +96,8 @@ def knn_probabilities(
     parts = []
     for part in F.normalize(queries, dim=-1).split(QUERIES):  # (Q, E)
         similarity, nearest = (part @ keys.T).topk(k)  # (Q, k), (Q, k)
-        weights = ((similarity - 1) / temperature).exp()  # at most 1
+        # Relative to the nearest, so that no temperature makes all of them 0.
+        weights = ((similarity - similarity[:, :1]) / temperature).exp()  # (Q, k), at most 1
         parts.append((weights[..., None] * votes[nearest]).sum(1))  # (Q, k, K) -> (Q, K)
     found = torch.cat(parts)
     return found / found.sum(-1, keepdim=True)

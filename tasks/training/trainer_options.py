@@ -89,9 +89,19 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
 
 def epoch_batches(trainer: Trainer, batches: int) -> int:
-    """Batches of an epoch that are trained with, of those that there are."""
+    """Batches of an epoch that are trained with, of those that there are.
+
+    Raises `UsageError` if a fraction of them is less than one.
+    """
     limit = trainer.limit_train_batches
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    if isinstance(limit, int):
+        return min(batches, limit)
+    if 0 < limit * batches < 1:
+        raise UsageError(
+            f"--trainer.limit_train_batches {limit} is less than one of the {batches} batches of "
+            "an epoch: raise it"
+        )
+    return int(batches * limit)
 
 
 def check_validation_interval(trainer: Trainer, batches: int) -> None:

@@ -35,7 +35,7 @@ def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Option
         )
     saved = accepted_options(ImageData, **saved)
     if is_named:
-        saved = merge_options(saved, {"path": None, "source": None})
+        saved = merge_options(saved, {"path": None, "source": None, "label_fraction": 1.0})
     size = own["image_size"]
     require_same("image_size", given.get("image_size"), size)
     require_same("dataset.channels", dataset.get("channels"), own["channels"])

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import pytorch_lightning as pl
+from PIL import Image
 from pyarrow import parquet as pq
 
 from datamodules.images import ImageData
@@ -143,6 +144,22 @@ def test_bad_files_are_named_or_skipped_and_counted(
         count(skip_bad=False)
     images, (skipped,) = count(skip_bad=True)
     assert images == 19 and str(bad) in skipped
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_32_bits_a_pixel_are_refused(mode: str, small_images: Path) -> None:
+    file = small_images / "train/ant/deep.tif"
+    Image.new(mode, (8, 8), 1).save(file)
+    with refused(DataError, str(file), "32 bits"):
+        ImageData(path=str(small_images), image_size=8).setup("fit")
+
+
+def test_a_row_without_a_file_is_named(small_images: Path) -> None:
+    files = sorted(small_images.glob("train/*/*"))
+    rows = "".join(f"{file},{file.parent.name}\n" for file in files)
+    (small_images / "table.csv").write_text(f"file_name,label\n{rows},ant\n")
+    with refused(DataError, "line 22", "names no image file"):
+        ImageData(path=str(small_images / "table.csv")).setup("fit")
 
 
 @pytest.mark.parametrize("kind", ["single_label_classification", "multi_label_classification"])

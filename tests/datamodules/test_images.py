@@ -165,6 +165,25 @@ def test_folders_are_read_as_torchvision_reads_them(photos: Path) -> None:
         assert own == label and (image.int() - expected.int()).abs().max() <= 2, path
 
 
+@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "testing")])
+def test_other_names_of_split_folders(names: tuple[str, str], small_images: Path) -> None:
+    (small_images / "train").rename(small_images / names[0])
+    save_image(small_images / names[1] / "bee" / "1.jpg")
+    data = ImageData(path=str(small_images))
+    data.setup("fit")
+    assert data.metadata()["class_names"] == ["ant", "bee"]
+    assert data.dataset("test").labels.tolist() == [1]
+
+
+def test_a_class_may_be_called_train(small_images: Path) -> None:
+    (small_images / "train/ant").rename(small_images / "Train")
+    (small_images / "train/bee").rename(small_images / "Bus")
+    (small_images / "train").rmdir()
+    data = ImageData(path=str(small_images))
+    data.setup("fit")
+    assert data.metadata()["class_names"] == ["Bus", "Train"]
+
+
 def test_splits_of_folders(photos: Path) -> None:
     data = ImageData("folder", str(photos), 12)
     assert torch.equal(everything(data, "test")["rows"], everything(data, "val")["rows"])

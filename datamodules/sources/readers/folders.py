@@ -68,12 +68,17 @@ class ClassFolders(LabelledSource[S]):
 
     @cached_property
     def split_folders(self) -> dict[str, Path]:
-        """The folder of each split that the data have."""
+        """The folder of each split that the data have; upper case only if all have such names."""
+        folders = {path.name: path for path in self.root.iterdir() if path.is_dir()}
+        folders = {name: path for name, path in folders.items() if not is_ignored_folder(name)}
+        lowered = {name.lower(): path for name, path in folders.items()}
+        if lowered.keys() <= SPLIT_FOLDERS:  # else one may be a class, such as Train beside Bus
+            folders = lowered
         found = {}
         for split, names in SPLITS.items():
-            folders = [self.root / name for name in names if (self.root / name).is_dir()]
-            if folders:
-                found[split] = folders[0]
+            named = [folders[name] for name in names if name in folders]
+            if named:
+                found[split] = named[0]
         if not found and not self.needs_train:
             return {"train": self.root}
         return found

@@ -62,6 +62,18 @@ def test_next_sentence_loss() -> None:
     assert means["next_acc"] == (logits.argmax(1) == label).float().mean()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_of_unknown_tokens_does_not_count_in_evaluation(training: bool) -> None:
+    task = MaskedLMTask()
+    task.net = BertMaskedLM(replace(BERT_PRESETS["tiny"], vocabulary=60)).eval()
+    task.masker = lambda tokens, *_: (tokens, torch.zeros_like(tokens).bool())  # type: ignore
+    tokens = torch.ones(2, 5, dtype=torch.int64)
+    batch = {"tokens": tokens, "padding_mask": tokens > 0, "index": torch.arange(2)}
+    found = task.step(batch, training)
+    assert found.num_targets == found.targets["token_loss"] == int(training)
+
+
 # Runs ---------------------------------------------------------------------------------------------
 
 

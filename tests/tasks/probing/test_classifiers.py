@@ -42,6 +42,12 @@ def test_neighbours_vote_as_in_scikit_learn(k: int, temperature: float) -> None:
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
+def test_at_a_low_temperature_the_nearest_sample_decides() -> None:
+    one = knn_probabilities(TEST.features, TRAIN, CLASSES, k=1)
+    found = knn_probabilities(TEST.features, TRAIN, CLASSES, k=20, temperature=1e-6)
+    assert torch.equal(found.argmax(1), one.argmax(1))
+
+
 @pytest.mark.parametrize("strength", [1.0, 0.01, 1e-4])
 def test_the_linear_probe_is_scikit_learns_logistic_regression(strength: float) -> None:
     scaler = StandardScaler().fit(TRAIN.features.numpy())

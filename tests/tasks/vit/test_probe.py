@@ -23,7 +23,7 @@ from tasks.vit.frozen import image_data
 from tasks.vit.probe import extract, frozen_network
 from tests.helpers.command import Console, process, run
 from tests.helpers.results import table
-from tests.helpers.tiny import write_images
+from tests.helpers.tiny import SHORT, write_images
 from tests.helpers.tiny_models import close
 from tests.parity.vit import timm_model
 
@@ -125,6 +125,10 @@ def test_other_data_and_few_labels(run_copy: Path, console: Console) -> None:
     )
     found = json.loads(Path("other/probe.json").read_text())
     assert found["data"] == "images" and found["samples"]["val"] == 10
+    assert run(f"fit {SHORT} --data.label_fraction 0.1 --run_dir few") == 0
+    line = "probe --ckpt_path few --data.path images --data.dataset.val_fraction 0.25 --output few"
+    console.printed(line)
+    assert json.loads(Path("few/probe.json").read_text())["samples"]["train"] == 30
 
 
 @pytest.mark.slow
