@@ -63,6 +63,8 @@ class GenerationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        # Powers of whole numbers would be limited to 64 bits.
+        object.__setattr__(self, "length_penalty", float(self.length_penalty))
         for name, (lowest, highest) in RANGES.items():
             number = getattr(self, name)
             require(
@@ -136,12 +138,16 @@ def nucleus(scores: Tensor, mass: float, log_mass: Tensor) -> tuple[Tensor, Tens
 
 
 def sample_tokens(scores: Tensor, config: GenerationConfig, random: Tensor) -> Tensor:
-    """The next tokens: scores (B, V), random numbers in [0, 1), (B,) -> (B,)."""
+    """The next tokens: scores (B, V), random numbers in [0, 1), (B,) -> (B,).
+
+    If scores are NaN, so that training can say so, any token.
+    """
     if config.temperature == 0:
         return scores.argmax(1)
     scores, tokens = filter_scores(scores, config)
     sums = scores.softmax(1).cumsum(1, dtype=torch.float64)  # (B, K)
     index = torch.searchsorted(sums, random[:, None] * sums[:, -1:], right=True)  # (B, 1)
+    index = index.clamp(max=sums.shape[1] - 1)  # NaN gives K
     if tokens is not None:
         index = tokens.gather(1, index)
     return index[:, 0]

@@ -170,8 +170,6 @@ class LMTask(TextTask):
         Leaves out, with a warning, prompts that the tokenizer cannot encode.
         """
         config = self.sample_config
-        was_training = self.net.training
-        self.net.eval()  # no dropout
         tokenizer = Tokenizer.from_json(self.metadata["tokenizer"])
         model = LanguageModel(self.net, tokenizer, self.metadata)
         tokens = {}
@@ -182,6 +180,10 @@ class LMTask(TextTask):
                 rank_zero_warn(
                     f"no text after the prompt {prompt!r} ({error}): set --model.samples.prompts"
                 )
+        if not tokens:
+            return []
+        was_training = self.net.training
+        self.net.eval()  # no dropout
         with torch.compiler.set_stance("force_eager"):
             texts = stream_texts(model, list(tokens.values()), config.generation).finish()
         self.net.train(was_training)

@@ -1,5 +1,6 @@
 """Translation with an encoder-decoder: loss, metrics and pictures."""
 
+import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torchmetrics import Metric
 from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.utils.files import write_text
 from modules.generation.sampling import GenerationConfig
-from modules.generation.translation import translate
+from modules.generation.translation import Translation, translate
 from modules.kernels.cross_entropy import IGNORE_INDEX
 from modules.models.seq2seq import SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from tasks.base import Batch, StepOutput
@@ -180,7 +181,8 @@ class Seq2SeqTask(TextTask):
             for row, padding_mask in zip(batch["source"], batch["source_padding_mask"], strict=True)
         ]
         ranked = translate(self.net, sources, config, **decoding_tokens(self.tokenizer))
-        best = [translations[0] for translations in ranked]
+        nothing = Translation([], math.nan, False)  # of a network whose scores are NaN
+        best = [translations[0] if translations else nothing for translations in ranked]
         texts = [self.tokenizer.decode(translation.tokens) for translation in best]
         return texts, [translation.finished for translation in best]
 

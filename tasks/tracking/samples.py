@@ -42,7 +42,7 @@ class Samples(Callback):
         start = time.perf_counter()
         with whole() if whole else nullcontext():
             found: list[Sample] = task.sample_texts()
-        if not trainer.is_global_zero:
+        if not (found and trainer.is_global_zero):
             return
         write_samples(Path(trainer.default_root_dir), f"step_{step:07}", found)
         table = Table(("step", "prompt", "text"), [(step, *sample) for sample in found])

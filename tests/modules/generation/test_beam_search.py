@@ -35,6 +35,15 @@ def test_enough_beams_find_the_best_of_all_sequences(kind: str, penalty: float) 
         assert [rated for _, rated in found] == pytest.approx([r for _, r in best], abs=1e-4)
 
 
+@pytest.mark.parametrize("penalty", [-2, 10])
+def test_a_penalty_may_be_a_whole_number(penalty: int) -> None:
+    net = tiny("encoder_decoder")
+    for options in ({"beams": 2}, {"temperature": 0.0, "repetition_penalty": 1.2}):
+        options |= {"max_new_tokens": 100}
+        found = scored(net, PROMPTS[:1], length_penalty=penalty, **options)
+        assert found == scored(net, PROMPTS[:1], length_penalty=float(penalty), **options)
+
+
 @every_decoder
 @pytest.mark.parametrize(
     "position, stopping",

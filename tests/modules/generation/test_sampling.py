@@ -29,6 +29,13 @@ def test_the_samples_of_a_row_do_not_depend_on_the_others(kind: str) -> None:
     assert sequences(net, PROMPTS[1:], seeds=[6, 7, 8], **options) == together[1:]
 
 
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.9}, {"top_k": 5}, {"temperature": 0.0}])
+def test_scores_that_are_nan_give_a_token(options: dict[str, Any]) -> None:
+    scores = torch.full((3, 20), torch.nan)
+    found = sample_tokens(scores, GenerationConfig(**options), torch.rand(3, dtype=torch.float64))
+    assert ((found >= 0) & (found < 20)).all()
+
+
 def test_the_same_seed_gives_the_same_text() -> None:
     net = tiny("gpt", position="rotary")
     one = sequences(net, seed=1)

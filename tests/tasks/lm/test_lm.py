@@ -264,6 +264,10 @@ def test_a_prompt_that_cannot_be_read_does_not_end_a_run(console: Console) -> No
     with pytest.warns(UserWarning, match="'ξ'"):
         console.printed(f"{line} --model.samples.prompts '[ξ, a]'", "lm")
     assert summary("r")["sample"].startswith("a")
+    with pytest.warns(UserWarning, match="'ξ'"):
+        more = "--model.samples.prompts [ξ] --model.samples.every 1"
+        console.printed(f"{line} {more} --run_dir none", "lm")
+    assert "sample" not in summary("none") and not Path("none/samples").exists()
 
 
 @pytest.mark.parametrize("length", ["", "--trainer.max_epochs 1", "--trainer.max_steps 1"])

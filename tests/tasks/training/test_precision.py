@@ -308,3 +308,12 @@ def test_weights_that_are_no_numbers_are_not_saved(monkeypatch: Patch, capsys: C
     assert "NaN" in capsys.readouterr().err
     assert checkpoint("r")["global_step"] == 5
     assert_finite()
+
+
+@pytest.mark.parametrize("task", ["lm", "seq2seq"])
+def test_texts_of_a_diverged_network_do_not_hide_it(task: str, capsys: Capture) -> None:
+    write_data()
+    often = "--model.samples.every 1" if task == "lm" else "--trainer.val_check_interval 1"
+    diverges = "--model.optimizer.lr 1e30 --model.optimizer.warmup 0 --trainer.max_steps 6"
+    assert run(f"fit {TINY[task]} {often} {diverges} --run_dir r", task) == 1
+    assert "the loss became NaN" in capsys.readouterr().err
