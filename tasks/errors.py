@@ -169,13 +169,17 @@ def missing_entries(metadata: Mapping[str, Any], task: type = object) -> Iterato
 
 @contextmanager
 def usage_errors(option: str = "") -> Iterator[None]:
-    """Turn a `ValueError` or Lightning's error about options into a `UsageError`."""
+    """Turn a `ValueError` or Lightning's error about options into a `UsageError`.
+
+    Its message begins with `option`, such as "--model.pretrained FILE", if it does not already.
+    """
     try:
         yield
     except Exception as error:
         if isinstance(error, ValueError) or _is_misconfiguration(error):
             message = with_trust(str(error))
-            raise UsageError(f"{option}: {message}" if option else message) from error
+            is_named = not option or message.startswith(option.split()[0])
+            raise UsageError(message if is_named else f"{option}: {message}") from error
         raise
 
 

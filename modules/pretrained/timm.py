@@ -216,12 +216,12 @@ def timm_settings(config: ViTConfig, metadata: Mapping[str, Any]) -> dict[str, A
         ValueError: timm has no such model, with the option.
     """
     stack = config.stack
+    arguments = timm_arguments(config)
     require(
         stack.norm_eps == 1e-6,
         f"its models have norm_eps 1e-06, this one {stack.norm_eps}: train with "
         "--model.net.stack.norm_eps 1e-6",
     )
-    arguments = timm_arguments(config)
     pool = arguments["global_pool"]
     if stack.order == "parallel":
         name = PARALLEL_ARCHITECTURE

@@ -106,11 +106,13 @@ def test_such_a_file_would_run(file: str) -> None:
 
 @pytest.mark.parametrize("name, said", [
     ("w.pth", "could run code"), ("w.bin", "could run code"), ("w.safetensors", ""),
+    ("vit_tiny_patch16_224.pth", "could run code"),
 ])  # fmt: skip
 def test_weights_of_others(name: str, said: str, console: Console) -> None:
     torch.save({"weight": Malicious()}, name)
     code = 1 if name.endswith("safetensors") else 2
-    console.refused(f"fit --model.pretrained {name}", name, said, code=code)
+    error = console.refused(f"fit --model.pretrained {name}", name, said, code=code)
+    assert error.count("--model.pretrained") == 1
 
 
 # Models in folders --------------------------------------------------------------------------------
