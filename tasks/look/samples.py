@@ -19,9 +19,10 @@ def test_inputs(inspector: Inspector, task: str, count: int) -> list[Sequence[An
     model = inspector.model
     if model.source.startswith(("hf/", "timm/")):
         raise UsageError(f"{model.source} comes without data: give {inspector.input_option}")
-    problem = {"problem_type": model.metadata["problem_type"]}  # which --model.problem_type sets
-    saved = read_checkpoint(model.source, task)[KEY]["config"]["data"]
-    config = merge_options(saved, {"dataset": problem} if "dataset" in saved else {})
+    config = read_checkpoint(model.source, task)[KEY]["config"]["data"]
+    problem = model.metadata.get("problem_type")  # which --model.problem_type sets
+    if problem is not None:
+        config = merge_options(config, {"dataset": {"problem_type": problem}})
     data = load(load(f"tasks.{task}.__main__:APP").data)
     datamodule: Any = build_from_options(data, accepted_options(data, **config), {})
     datamodule.set_metadata(model.metadata)

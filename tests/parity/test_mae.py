@@ -145,7 +145,7 @@ def test_presets_have_the_published_sizes() -> None:
     "options, named",
     [
         ({"position": "rotary2d"}, "position"),
-        ({"class_token": False, "pool": "mean"}, "has_class_token"),
+        ({"class_token": False, "pool": "mean"}, "class_token"),
         ({"stem": "conv"}, "stem"),
         ({"decoder": StackConfig(24, 1, 2, norm_eps=1e-5)}, "norm_eps"),
         ({"stack": StackConfig(32, 2, 2, qk_norm=True)}, "qk_norm"),
