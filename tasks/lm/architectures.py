@@ -42,6 +42,12 @@ NOT_CAUSAL = (
 def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderConfig:
     """Returns a config with the vocabulary and at least the `max_length` of the data, in tokens."""
     config = fill_vocabulary(config, metadata)
+    outputs = config.output_vocabulary
+    if outputs is not None and outputs < metadata["vocabulary"]:
+        raise UsageError(
+            f"--model.net.output_vocabulary {outputs} is less than the tokens of the tokenizer, "
+            f"{metadata['vocabulary']}: leave it out"
+        )
     length = metadata["max_length"]
     window = config.sliding_window
     if window is not None and length > window:

@@ -270,6 +270,13 @@ def test_a_prompt_that_cannot_be_read_does_not_end_a_run(console: Console) -> No
     assert "sample" not in summary("none") and not Path("none/samples").exists()
 
 
+def test_too_few_outputs_are_refused(console: Console) -> None:
+    write_corpus(Path("texts"))
+    line = f"fit {SMALL_LM} --data.path texts --model.net.tied false --run_dir r"
+    named = "--model.net.output_vocabulary 5"
+    console.refused(f"{line} {named}", named, task="lm")
+
+
 @pytest.mark.parametrize("length", ["", "--trainer.max_epochs 1", "--trainer.max_steps 1"])
 def test_few_steps_are_told_unless_they_were_asked_for(length: str, console: Console) -> None:
     write_corpus(Path("texts"))
