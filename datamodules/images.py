@@ -90,6 +90,7 @@ class ImageData(ResumableDataModule):
     """
 
     sources: Mapping[str, type[LabelledSource[Records]]] = SOURCES
+    needs_classes = True  # whether each class must have a training image
     source: LabelledSource[Records]
     noun = "images"
     loading_section = "loading."
@@ -201,7 +202,7 @@ class ImageData(ResumableDataModule):
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
         if stage == "fit":
-            if self.source.class_names and self.options.problem_type != "regression":
+            if self.needs_classes and self.options.problem_type == "single_label_classification":
                 self.source.require_every_class(self._split("train").labels)
             self._warn_enlarged()
 
@@ -345,6 +346,7 @@ class UnlabelledImageData(ImageData):
     """
 
     sources = UNLABELLED_SOURCES
+    needs_classes = False
 
     def __init__(
         self,

@@ -9,9 +9,9 @@ from torch import Tensor
 from datamodules.utils.errors import UsageError
 
 SPLITS = {  # and their names in files and folders
-    "train": ("train", "training"),
+    "train": ("train",),
     "val": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing"),
+    "test": ("test",),
     "unlabelled": ("unsupervised", "unsup", "unlabelled", "unlabeled"),
 }
 

@@ -52,8 +52,11 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
-    if image.mode in ("I", "F"):  # whose range is unknown
-        raise ValueError("has 32 bits a pixel: convert it to 8 or 16")
+    if image.mode in ("I", "F"):
+        raise ValueError(
+            f"has pixels of Pillow's mode {image.mode}, whose range is unknown: convert it to 8 "
+            "bits, or unsigned 16 bits, per channel"
+        )
     if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     pixels = np.array(image.convert("L" if channels == 1 else "RGB"))

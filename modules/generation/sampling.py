@@ -140,14 +140,14 @@ def nucleus(scores: Tensor, mass: float, log_mass: Tensor) -> tuple[Tensor, Tens
 def sample_tokens(scores: Tensor, config: GenerationConfig, random: Tensor) -> Tensor:
     """The next tokens: scores (B, V), random numbers in [0, 1), (B,) -> (B,).
 
-    If scores are NaN, so that training can say so, any token.
+    If the scores of a row are NaN, returns any valid token: training then reports the NaN loss.
     """
     if config.temperature == 0:
         return scores.argmax(1)
     scores, tokens = filter_scores(scores, config)
     sums = scores.softmax(1).cumsum(1, dtype=torch.float64)  # (B, K)
     index = torch.searchsorted(sums, random[:, None] * sums[:, -1:], right=True)  # (B, 1)
-    index = index.clamp(max=sums.shape[1] - 1)  # NaN gives K
+    index = index.clamp(max=sums.shape[1] - 1)  # of NaN it is K
     if tokens is not None:
         index = tokens.gather(1, index)
     return index[:, 0]

@@ -1,8 +1,7 @@
 """Which kernels are used on this CPU.
 
 They follow from what the CPU is, not from a measurement: a run that is resumed on the same kind of
-machine computes the same bits. `python -m tests.benchmarks.kernels` times most of
-them.
+machine computes the same bits. `python -m tests.benchmarks.kernels` times most of them.
 """
 
 import platform
@@ -27,7 +26,7 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x8
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
 # For the gradient of a weight, oneDNN copies both factors. If the weight's shorter side is below
 # this, that takes longer than it saves on AMD's CPUs before Zen 5, which compute only half of
-# AVX-512's width at a time. Zen 5 is the first of them with AVX-VNNI.
+# AVX-512's width at a time. Zen 5 is AMD's first with AVX-512 and AVX-VNNI.
 MIN_SIDE_GRADIENT = 0 if _has("avx_vnni", "avx512_vp2intersect") else 384
 # Where it is emulated, a product in bfloat16 takes 5 to 10 times as long as in float32.
 HAS_BFLOAT16 = _has("avx512_bf16", "amx_bf16")

@@ -83,9 +83,9 @@ class T5Family(Seq2SeqFamily):
         return names | gated
 
     def import_tensor(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
-        """Scales weights; distances (buckets, H) -> (1, buckets, H)."""
+        """Scales weights, in float32; distances (buckets, H) -> (1, buckets, H)."""
         value = value[None] if name.endswith("position.table") else value
-        return self.scale(name, value, config, 1.0)
+        return self.scale(name, upcast(value), config, 1.0)
 
     def export_tensor(self, name: str, value: Tensor, config: Seq2SeqConfig) -> Tensor:
         """Scales weights back; distances (1, buckets, H) -> (buckets, H)."""
@@ -96,17 +96,16 @@ class T5Family(Seq2SeqFamily):
     def scale(name: str, value: Tensor, config: Seq2SeqConfig, power: float) -> Tensor:
         """Multiplies queries by sqrt(D) and divides the last norm before a shared table by sqrt(E).
 
-        Both factors are raised to `power`; the shape stays. Weights of 16 bits become float32.
+        Both factors are raised to `power`; the shape stays.
         """
         stack = config.encoder
         if name.endswith((".qkv.weight", ".query.weight")):
             head_dim = stack.resolved.head_dim
             rows = stack.heads * head_dim
-            value = upcast(value)
             queries = value[:rows] * head_dim ** (power / 2)
             return torch.cat((queries, value[rows:]))
         if name == "decoder.stack.norm.weight" and config.tying == "all":
-            return upcast(value) * stack.width ** (-power / 2)
+            return value * stack.width ** (-power / 2)
         return value
 
     def with_defaults(self, settings: Settings) -> Settings:

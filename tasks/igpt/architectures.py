@@ -169,8 +169,9 @@ def load_folder(folder: ModelFolder) -> PixelModel:
         colours = len(palette.to_list())
         require(
             folder.config.vocabulary == colours + 1,
-            f"{PREPROCESSOR} has {colours} clusters, but the network's vocabulary is of "
-            f"{folder.config.vocabulary} tokens, one more than clusters: take both from one model",
+            f"{PREPROCESSOR} has {colours} clusters, but the network has "
+            f"{folder.config.vocabulary} tokens, one of which is no colour: take both files from "
+            "one model",
         )
         net = Decoder(fit_to_data(folder.config, metadata))
     load_pretrained_weights(net, folder.source, folder.weights())

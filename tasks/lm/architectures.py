@@ -45,8 +45,8 @@ def fit_to_data(config: DecoderConfig, metadata: Mapping[str, Any]) -> DecoderCo
     outputs = config.output_vocabulary
     if outputs is not None and outputs < metadata["vocabulary"]:
         raise UsageError(
-            f"--model.net.output_vocabulary {outputs} is less than the tokens of the tokenizer, "
-            f"{metadata['vocabulary']}: leave it out"
+            f"--model.net.output_vocabulary {outputs} is less than the vocabulary of the tokenizer "
+            f"({metadata['vocabulary']} tokens): leave it out"
         )
     length = metadata["max_length"]
     window = config.sliding_window

@@ -69,7 +69,8 @@ class MaskedLMTask(TextTask):
         hidden = self.net.hidden(masked, batch["padding_mask"], batch.get("segments"))
         targets = tokens[where]  # (S,)
         loss, correct = self.net.loss(hidden, targets, where)
-        count = max(1, len(targets)) if training else len(targets)  # only [UNK]: no targets
+        # In evaluation, a batch without targets, such as one of [UNK] only, does not count.
+        count = max(1, len(targets)) if training else len(targets)
         means = {"acc": correct / max(1, count), "token_loss": loss}
         counts = {"acc": count, "token_loss": count}
         if "is_next" in batch:

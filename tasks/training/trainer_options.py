@@ -97,9 +97,11 @@ def epoch_batches(trainer: Trainer, batches: int) -> int:
     if isinstance(limit, int):
         return min(batches, limit)
     if 0 < limit * batches < 1:
+        overfits = getattr(trainer, "overfit_batches", 0) > 0
+        name = "overfit_batches" if overfits else "limit_train_batches"
         raise UsageError(
-            f"--trainer.limit_train_batches {limit} is less than one of the {batches} batches of "
-            "an epoch: raise it"
+            f"--trainer.{name} {limit} is less than one of the {batches} batches of an epoch: "
+            "raise it"
         )
     return int(batches * limit)
 

@@ -13,7 +13,7 @@ from modules.pretrained.weights import CLASSIFIERS, load_weights
 from tasks.checkpoints.reading import run_of_checkpoint
 from tasks.errors import UsageError
 from tasks.inference import DeviceName, on_device
-from tasks.options import Options
+from tasks.options import Options, merge_options, names_data
 from tasks.probing.classifiers import Labelled, Probed, probe
 from tasks.probing.record import write_record
 from tasks.tracking.csv_files import write_csv
@@ -54,6 +54,9 @@ def probe_images(options: ProbeOptions, data: Options) -> None:
     if not options.temperature > 0:
         raise UsageError(f"--temperature {options.temperature} must be above 0")
     model = find_described(options.ckpt_path, "--ckpt_path")
+    if names_data(data):  # rather than those of a training with other targets
+        single = {"dataset": {"problem_type": "single_label_classification"}}
+        data = merge_options(single, data)
     images = image_data(model.named, model.image_metadata(), model.data, data)
     images.setup("fit")
     metadata = images.metadata()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from datamodules.images import ImageData
+from datamodules.images import ImageData, UnlabelledImageData
 from datamodules.images import LoadingOptions as Loading
 from datamodules.sources import SOURCES, DatasetOptions
 from datamodules.utils.splits import stratified_split
@@ -165,7 +165,7 @@ def test_folders_are_read_as_torchvision_reads_them(photos: Path) -> None:
         assert own == label and (image.int() - expected.int()).abs().max() <= 2, path
 
 
-@pytest.mark.parametrize("names", [("Train", "Test"), ("training", "testing")])
+@pytest.mark.parametrize("names", [("Train", "TEST"), ("training", "testing")])
 def test_other_names_of_split_folders(names: tuple[str, str], small_images: Path) -> None:
     (small_images / "train").rename(small_images / names[0])
     save_image(small_images / names[1] / "bee" / "1.jpg")
@@ -175,13 +175,23 @@ def test_other_names_of_split_folders(names: tuple[str, str], small_images: Path
     assert data.dataset("test").labels.tolist() == [1]
 
 
-def test_a_class_may_be_called_train(small_images: Path) -> None:
-    (small_images / "train/ant").rename(small_images / "Train")
-    (small_images / "train/bee").rename(small_images / "Bus")
+@pytest.mark.parametrize("names", [["Bus", "Train"], ["racing", "training"]])
+def test_a_class_may_be_called_train(names: list[str], small_images: Path) -> None:
+    (small_images / "train/ant").rename(small_images / names[0])
+    (small_images / "train/bee").rename(small_images / names[1])
     (small_images / "train").rmdir()
     data = ImageData(path=str(small_images))
     data.setup("fit")
-    assert data.metadata()["class_names"] == ["Bus", "Train"]
+    assert data.metadata()["class_names"] == names
+
+
+@pytest.mark.parametrize("split", ["Train", "training"])
+def test_images_without_classes_in_other_split_folders(split: str, tmp_path: Path) -> None:
+    for number in range(8):
+        save_image(tmp_path / split / f"{number}.png", number)
+    data = UnlabelledImageData(path=str(tmp_path))
+    data.setup("fit")
+    assert len(data.dataset("train")) + len(data.dataset("val")) == 8
 
 
 def test_splits_of_folders(photos: Path) -> None:

@@ -24,6 +24,7 @@ from datamodules.utils.files import (
 from datamodules.utils.splits import SPLITS, split_of
 
 SPLIT_FOLDERS = frozenset(chain.from_iterable(SPLITS.values()))
+SPELLINGS = {"training": "train", "testing": "test"}  # other names of splits
 
 
 class ClassFolders(LabelledSource[S]):
@@ -68,12 +69,17 @@ class ClassFolders(LabelledSource[S]):
 
     @cached_property
     def split_folders(self) -> dict[str, Path]:
-        """The folder of each split that the data have; upper case only if all have such names."""
-        folders = {path.name: path for path in self.root.iterdir() if path.is_dir()}
-        folders = {name: path for name, path in folders.items() if not is_ignored_folder(name)}
-        lowered = {name.lower(): path for name, path in folders.items()}
-        if lowered.keys() <= SPLIT_FOLDERS:  # else one may be a class, such as Train beside Bus
-            folders = lowered
+        """The folder of each split that the data have.
+
+        Other spellings, such as Train or testing, count if each folder is a split with folders of
+        classes: else one may be a class, such as Train beside Bus.
+        """
+        paths = [path for path in self.root.iterdir() if path.is_dir()]
+        folders = {path.name: path for path in paths if not is_ignored_folder(path.name)}
+        renamed = {SPELLINGS.get(name.lower(), name.lower()): folders[name] for name in folders}
+        are_splits = len(renamed) == len(folders) and renamed.keys() <= SPLIT_FOLDERS
+        if are_splits and all(self._class_folders(path) for path in folders.values()):
+            folders = renamed
         found = {}
         for split, names in SPLITS.items():
             named = [folders[name] for name in names if name in folders]

@@ -72,6 +72,7 @@ def test_a_batch_of_unknown_tokens_does_not_count_in_evaluation(training: bool) 
     batch = {"tokens": tokens, "padding_mask": tokens > 0, "index": torch.arange(2)}
     found = task.step(batch, training)
     assert found.num_targets == found.targets["token_loss"] == int(training)
+    assert found.loss.isfinite()
 
 
 # Runs ---------------------------------------------------------------------------------------------

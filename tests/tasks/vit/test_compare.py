@@ -84,6 +84,7 @@ def test_other_problem_types_are_those_of_training(kind: str, console: Console) 
     (name,) = [name for name in row if name.startswith("test/")]
     assert float(row[name]) == pytest.approx(tested[name], abs=1e-5)
     console.refused("probe --ckpt_path r", "one class each")
+    console.printed("probe --ckpt_path r --data.path images --k 3")
     console.printed("look --ckpt_path r --samples 1")
 
 
