@@ -58,7 +58,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 def weight_gradient(a: Tensor, grad: Tensor, by_onednn: bool | None = None) -> Tensor:
     """The gradient of b in `product`: (M, K), (M, N) -> (N, K).
 
-    None: by oneDNN where it is faster.
+    Computed by oneDNN if `by_onednn`, else by PyTorch; None: by the faster of the two here.
     """
     width, outputs = a.shape[1], grad.shape[1]
     if default(by_onednn, min(width, outputs) >= MIN_SIDE_GRADIENT):

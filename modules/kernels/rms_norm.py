@@ -30,6 +30,7 @@ class RMSNormFunction(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)  # the forward pass was in full precision, too
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """(..., E) -> gradients with respect to x and weight.
 

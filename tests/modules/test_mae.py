@@ -105,6 +105,15 @@ def test_only_masked_patches_count() -> None:
     close(net.loss(predicted, repainted(images, kept, 4), masked), loss)
 
 
+def test_float64_predictions_keep_their_digits() -> None:
+    net = masked_autoencoder(norm_pixels=False).double()
+    images = torch.rand(3, 3, 16, 16, dtype=torch.float64)
+    masked = torch.zeros(3, 1, dtype=torch.int64)
+    predicted = cut_patches(images, 4)[:, :1]  # (B, 1, C P P)
+    assert net.loss(predicted, images, masked) == 0
+    assert torch.equal(net.reconstruct(images, predicted, masked), images)
+
+
 def test_patches_of_one_colour_have_finite_targets_and_gradients() -> None:
     net = masked_autoencoder(norm_pixels=True)
     images = torch.full((3, 3, 16, 16), 0.7)

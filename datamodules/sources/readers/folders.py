@@ -74,11 +74,12 @@ class ClassFolders(LabelledSource[S]):
         Other spellings, such as Train or testing, count if each folder is a split with folders of
         classes: else one may be a class, such as Train beside Bus.
         """
-        paths = [path for path in self.root.iterdir() if path.is_dir()]
-        folders = {path.name: path for path in paths if not is_ignored_folder(path.name)}
+        paths = [self.root / name for name in self._names(self.root)]
+        folders = {path.name: path for path in paths if path.is_dir()}
         renamed = {SPELLINGS.get(name.lower(), name.lower()): folders[name] for name in folders}
         are_splits = len(renamed) == len(folders) and renamed.keys() <= SPLIT_FOLDERS
-        if are_splits and all(self._class_folders(path) for path in folders.values()):
+        is_respelled = are_splits and renamed.keys() != folders.keys()
+        if is_respelled and all(self._class_folders(path) for path in folders.values()):
             folders = renamed
         found = {}
         for split, names in SPLITS.items():
@@ -133,14 +134,17 @@ class ClassFolders(LabelledSource[S]):
             "such folders"
         )
 
-    def _class_folders(self, folder: Path) -> list[str]:
+    def _names(self, folder: Path) -> list[str]:
+        """What a folder holds, sorted, without what is ignored."""
         try:
-            names = sorted(name for name in os.listdir(folder) if not is_ignored_folder(name))
+            return sorted(name for name in os.listdir(folder) if not is_ignored_folder(name))
         except OSError as error:
             advice = "allow it, or remove the folder"
             raise DataError(f"{folder} cannot be read ({error.strerror}): {advice}.") from error
+
+    def _class_folders(self, folder: Path) -> list[str]:
         classes = []
-        for name in names:
+        for name in self._names(folder):
             path = folder / name
             if not path.is_dir():
                 fault = path_fault(path)

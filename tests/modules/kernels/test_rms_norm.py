@@ -69,6 +69,14 @@ def test_autocast_does_not_round() -> None:
     close(y, plain(x, weight, 1e-6))
 
 
+def test_a_backward_pass_under_autocast_does_not_round() -> None:
+    x, weight = inputs()
+    expected = torch.autograd.grad(plain(x, weight, 1e-6).sum(), (x, weight))
+    y = rms_norm(x, weight, 1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(torch.autograd.grad(y.sum(), (x, weight)), expected, rtol=1e-4)
+
+
 def test_the_weight_or_the_input_may_be_frozen() -> None:
     x, weight = inputs()
     y = rms_norm(x, weight.detach(), 1e-6)
