@@ -12,6 +12,9 @@ from modules.kernels.cpu import matmul_dtype
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of x, x^3 and x^5 (Jordan 2024)
 ITERATIONS = 5
 GRAM_RATIO = 1.5  # N / M from which iterating on the M x M Gram matrix takes fewer FLOP
+# A Gram matrix holds squares of singular values, of which bfloat16 loses the small ones. They grow
+# in the first iterations; a second Gram matrix then keeps them.
+BFLOAT16_PARTS = (3, 2)
 TINY = 1e-7  # least norm: a gradient of zeros is not divided by 0
 RMS = 0.2  # of the values of an update, as AdamW's (Liu 2025)
 VALUES_AT_ONCE = 2**22  # limits the memory for copies of matrices
@@ -33,11 +36,9 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 def uses_gram(x: Tensor) -> bool:
     """Whether `iterate_on_gram` is the faster way for matrices (K, M, N), M <= N.
 
-    The Gram matrix holds squares of singular values: bfloat16 would lose the small ones. Sharded
-    weights are a subclass of `Tensor`, whose diagonal cannot be written to.
+    Sharded weights are a subclass of `Tensor`, whose diagonal cannot be written to.
     """
-    is_exact = type(x) is Tensor and x.dtype != torch.bfloat16
-    return is_exact and x.shape[2] >= GRAM_RATIO * x.shape[1]
+    return type(x) is Tensor and x.shape[2] >= GRAM_RATIO * x.shape[1]
 
 
 def iterate(x: Tensor) -> Tensor:
@@ -48,18 +49,20 @@ def iterate(x: Tensor) -> Tensor:
 
 
 def iterate_on_gram(x: Tensor) -> Tensor:
-    """The same on the M x M Gram matrix G, with one product with X at the end.
+    """The same on the M x M Gram matrix G, with a product with X at the end of each part.
 
-    The result is Q X, where Q is the product of the factors a I + b G + c G G. These are symmetric
-    and commute, so that G of Q X is Q G Q.
+    A part's result is Q X, where Q is the product of its factors a I + b G + c G G. These are
+    symmetric and commute, so that G of Q X is Q G Q.
     """
     a = COEFFICIENTS[0]
-    gram = x @ x.mT  # (K, M, M)
-    q = higher_terms(gram)
-    q.diagonal(dim1=1, dim2=2).add_(a)
-    for _ in range(ITERATIONS - 1):
-        q = torch.baddbmm(q, higher_terms(q @ gram @ q), q, beta=a)  # (K, M, M)
-    return q @ x  # (K, M, N)
+    for iterations in BFLOAT16_PARTS if x.dtype == torch.bfloat16 else (ITERATIONS,):
+        gram = x @ x.mT  # (K, M, M)
+        q = higher_terms(gram)
+        q.diagonal(dim1=1, dim2=2).add_(a)
+        for _ in range(iterations - 1):
+            q = torch.baddbmm(q, higher_terms(q @ gram @ q), q, beta=a)  # (K, M, M)
+        x = q @ x  # (K, M, N)
+    return x
 
 
 def higher_terms(gram: Tensor) -> Tensor:

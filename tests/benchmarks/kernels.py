@@ -87,12 +87,13 @@ def orthogonalizations(count: int, height: int, width: int) -> tuple[Choices, st
     choices: Choices = {
         "bfloat16, one by one": lambda: [muon.iterate(one[None]) for one in x_bf16],
         "bfloat16": lambda: muon.iterate(x_bf16),
+        "bfloat16, Gram matrices": lambda: muon.iterate_on_gram(x_bf16),
         "float32": lambda: muon.iterate(x),
         "float32, Gram matrices": lambda: muon.iterate_on_gram(x),
     }
-    if cpu.matmul_dtype(x.device, min(height, width)) == torch.bfloat16:
-        return choices, "bfloat16"
-    return choices, "float32, Gram matrices" if muon.uses_gram(x) else "float32"
+    dtype = cpu.matmul_dtype(x.device, min(height, width))
+    used = "bfloat16" if dtype == torch.bfloat16 else "float32"
+    return choices, f"{used}, Gram matrices" if muon.uses_gram(x) else used
 
 
 def norms(shape: tuple[int, ...]) -> tuple[Choices, str]:

@@ -163,6 +163,7 @@ def test_layer_decay_slows_lower_layers(optimizer: Any, make: Callable[[], nn.Mo
 
 def test_equals_separate_torch_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(muon, "matmul_dtype", lambda *_: torch.bfloat16)  # as torch's Muon
+    monkeypatch.setattr(muon, "uses_gram", lambda _: False)
     ours, theirs = tiny_vit(), tiny_vit()
     options = {"momentum": 0.9, "betas": (0.8, 0.95), "schedule": "constant", "warmup": 0}
     built = build(ours, OptimConfig(optimizer="muon", lr=1e-2, muon_lr=3e-2, **options), 5)
@@ -208,10 +209,18 @@ def test_singular_values_near_zero_stay_small_and_finite(shape: tuple[int, ...])
     u, s, v = torch.linalg.svd(matrices, full_matrices=False)
     s = torch.logspace(0, -9, s.shape[1], dtype=s.dtype).expand_as(s)
     matrices = u * s[:, None] @ v
-    found = torch.linalg.svdvals(muon.orthogonalize(matrices.float()))  # (K, M)
-    expected = torch.linalg.svdvals(muon.orthogonalize(matrices)).float()
-    close(found, expected, atol=1e-3)
+    expected = torch.linalg.svdvals(muon.orthogonalize(matrices)).float()  # (K, M)
+    close(torch.linalg.svdvals(muon.orthogonalize(matrices.float())), expected, atol=1e-3)
     close(muon.iterate(matrices), muon.iterate_on_gram(matrices), atol=1e-10)
+
+
+@pytest.mark.parametrize("smallest", [1, 1e-2, 1e-5, 0])
+def test_bfloat16_keeps_small_singular_values(smallest: float) -> None:
+    u, _, v = torch.linalg.svd(torch.randn(4, 64, 256, dtype=torch.float64), full_matrices=False)
+    s = torch.cat([torch.ones(32), torch.full((32,), smallest)]).double()
+    x = (u * s @ v / s.norm()).bfloat16()  # (K, M, N)
+    exact = muon.iterate(x.double())
+    assert (muon.iterate_on_gram(x) - exact).norm() < 0.04 * exact.norm()
 
 
 @pytest.mark.parametrize("native", [False, True])
