@@ -116,8 +116,9 @@ class CorpusData(TokenizedData):
         return self.source.statistics("train" if self.source.has("train") else "test").documents > 1
 
     def measure_metadata(self) -> dict[str, Any]:
-        """As in the base class, and marks_documents (bool)."""
-        return {**super().measure_metadata(), "marks_documents": self.marks_documents}
+        """As in the base class, and marks_documents (bool) and packing."""
+        own = {"marks_documents": self.marks_documents, "packing": self.packing}
+        return {**super().measure_metadata(), **own}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
         super().set_metadata(metadata)

@@ -1,5 +1,6 @@
 """Images for classification: decoded once into memory if they fit, else streamed by workers."""
 
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -117,6 +118,11 @@ class ImageData(ResumableDataModule):
             raise UsageError(
                 f"--data.dataset.crop_pct is {crop_pct}, but must be above 0 and at most 1."
             )
+        if dataset.channels not in (None, 1, 3):
+            raise UsageError(
+                f"--model.net.channels is {dataset.channels}, but images are read as 1 (grey) or 3 "
+                "(RGB)."
+            )
         self.image_size = image_size
         self.skip_bad = skip_bad
         self.options = dataset
@@ -164,6 +170,11 @@ class ImageData(ResumableDataModule):
                     f"--data.dataset.{name} is {values}, but must have a number for each of the "
                     f"{channels} channels."
                 )
+        if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
+            raise UsageError(
+                f"--data.dataset.mean is {mean} and std {std}, but all must be finite, and std "
+                "above 0."
+            )
         return {**self._layout, "mean": mean, "std": std}
 
     def set_metadata(self, metadata: dict[str, Any]) -> None:
@@ -179,7 +190,7 @@ class ImageData(ResumableDataModule):
         self._metadata = dict(metadata)
         self._layout = self._metadata  # in place of the cached property's
         self.image_size = metadata["image_size"]
-        self.source.checkpoint_classes = metadata["class_names"]
+        self.source.use_checkpoint(metadata)
         self._records = {}
         self._datasets = {}
 

@@ -109,7 +109,7 @@ class ReviewData(TextData):
         """As in the base class; the class names and the problem type must agree, too."""
         require_same_targets(self.options, metadata)
         super().set_metadata(metadata)
-        self.source.checkpoint_classes = metadata["class_names"]
+        self.source.use_checkpoint(metadata)
 
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are missing, or not the checkpoint's, are refused

@@ -1,5 +1,6 @@
 """Sizes and variants of the blocks, as a frozen dataclass of primitives, and checks of them."""
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -202,6 +203,15 @@ class StackConfig:
             self.order != "no_residual" or (self.drop_path == 0 and self.init != "zero_residual"),
             'order "no_residual" passes on nothing but the results of sub-layers, which drop_path '
             'and init "zero_residual" make zero; leave these out, or choose another order.',
+        )
+        require(
+            self.norm != "batchnorm" or not self.checkpoint_activations,
+            'checkpoint_activations runs each block twice, which norm "batchnorm" would count as '
+            "two batches; leave it out, or choose another norm.",
+        )
+        require(
+            self.layer_scale is None or math.isfinite(self.layer_scale),
+            f"layer_scale is {self.layer_scale}; give a finite number.",
         )
         check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
         if self.order == "mixer":

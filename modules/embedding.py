@@ -15,7 +15,7 @@ from modules.kernels.linear import Linear
 class TokenEmbedding(nn.Embedding):
     """Token ids to vectors, with `scale` times sqrt(E) (Vaswani 2017).
 
-    The vector of the token `pad_id` stays zero.
+    The vector of the token `pad_id` starts at zero, and gets no gradient as an input.
     """
 
     def __init__(

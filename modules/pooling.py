@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.attention import MultiHeadAttention
-from modules.config import require
+from modules.config import StackConfig, check_choice, require
 from modules.kernels.linear import Linear
 from modules.kernels.upcast import upcast
 from modules.masks import padding
@@ -126,3 +126,13 @@ POOLINGS: dict[str, type[Pooling]] = {
     "sequence": SequencePooling,
     "flatten": FlattenPooling,
 }
+
+
+def check_pool(name: str, stack: StackConfig) -> None:
+    """Raises `ValueError` unless a pooling has this name and fits the stack."""
+    check_choice("pool", name, POOLINGS)
+    require(
+        POOLINGS[name] is not AttentionPooling or stack.width % stack.heads == 0,
+        f'pool "{name}" splits the width {stack.width} among the heads {stack.heads}, which must '
+        "divide it; change one of them, or choose another pool.",
+    )

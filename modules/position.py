@@ -44,6 +44,12 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
     return image[0].movedim(0, -1).to(table.dtype)  # (1, E, *grid) -> (*grid, E)
 
 
+def checked_base(base: float) -> float:
+    """Raises `ValueError` unless `frequencies` has a meaning for this base."""
+    require(base > 0, f"base is {base}; give a number above 0.")
+    return base
+
+
 def frequencies(width: int, base: float, device: torch.device) -> Tensor:
     """Angles per position, base^(-2i / width): (ceil(width / 2),).
 
@@ -136,7 +142,7 @@ class Sinusoidal(Position):
 
     def __init__(self, stack: StackConfig, grid: tuple[int, ...], base: float = 10000.0) -> None:
         super().__init__(stack, grid)
-        self.base = base
+        self.base = checked_base(base)
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -163,7 +169,7 @@ class SinCos2D(Position):
             stack.width % 4 == 0,
             f'position "sincos2d" needs a width that 4 divides, not {stack.width}.',
         )
-        self.base = base
+        self.base = checked_base(base)
 
     def embed(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -205,7 +211,7 @@ class Rotary(Position):
     ) -> None:
         super().__init__(stack, grid)
         require(0 < fraction <= 1, f"The rotated fraction is {fraction}; give a number up to 1.")
-        self.base = default(base, self.default_base)
+        self.base = checked_base(default(base, self.default_base))
         self.scaling = scaling
         self.rotary_dim = round(stack.resolved.head_dim * fraction)  # R, channels that are rotated
         require(

@@ -35,7 +35,7 @@ from datamodules.utils.files import open_regular
 
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
-BLANK_LINES = re.compile(r"\n[^\S\n]*\n\s*")
+BLANK_LINES = re.compile(r"\r?\n[^\S\n]*\n\s*")
 T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it

@@ -37,10 +37,17 @@ class SourceOptions(HubOptions):
     label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
-    class_names: list[str | int | float] | None = None
+    class_names: list[str | int | float | bool] | None = None
 
     def __post_init__(self) -> None:
         if self.class_names is not None:  # YAML reads [1, 2.5] as numbers
+            for name in self.class_names:
+                if isinstance(name, bool):
+                    raise UsageError(
+                        f"--data.dataset.class_names has {name}: YAML reads no, yes, off, on, "
+                        "false and true without quotes so. Put quotes around such names: "
+                        "\"['no', 'yes']\"."
+                    )
             object.__setattr__(self, "class_names", [str(name) for name in self.class_names])
 
 
@@ -80,6 +87,7 @@ class LabelledSource(Source, Generic[S]):
     """Base: subclasses have class names, and read the samples of a split."""
 
     checkpoint_classes: list[str] | None = None  # of the model that is tested or resumed
+    checkpoint_labels: list[str] | None = None  # those of its training data, for these classes
     labelled = True  # whether targets are read
     needs_every_class = True  # whether the training split must have samples of each class
     problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
@@ -90,6 +98,16 @@ class LabelledSource(Source, Generic[S]):
     def class_names(self) -> list[str]:
         """Names in the order of the labels."""
         raise NotImplementedError
+
+    @property
+    def class_labels(self) -> list[str]:
+        """The label in the data of each class; it may have another name."""
+        return self.class_names
+
+    def use_checkpoint(self, metadata: Mapping[str, Any]) -> None:
+        """Takes the classes of the metadata of a checkpoint; older ones lack the labels."""
+        self.checkpoint_classes = metadata["class_names"]
+        self.checkpoint_labels = metadata.get("class_labels")
 
     @property
     def more_classes(self) -> str:
@@ -255,9 +273,9 @@ def target_metadata(source: LabelledSource[Any]) -> dict[str, Any]:
     """What a model must know of its targets: primitives that a checkpoint keeps.
 
     Returns:
-        problem_type, class_names (list of K, for regression the name of the column), num_classes
-        (K), target_mean and target_std (of the numbers in the training split, for regression; else
-        0 and 1).
+        problem_type, class_names (list of K, for regression the name of the column), class_labels
+        (those of the classes in the data), num_classes (K), target_mean and target_std (of the
+        numbers in the training split, for regression; else 0 and 1).
     """
     names = source.checked_class_names()
     mean = 0.0
@@ -269,6 +287,7 @@ def target_metadata(source: LabelledSource[Any]) -> dict[str, Any]:
     return {
         "problem_type": source.options.problem_type,
         "class_names": names,
+        "class_labels": source.class_labels,
         "num_classes": len(names),
         "target_mean": mean,
         "target_std": std,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules.sources.base import Source
-from datamodules.sources.readers.cells import is_text, may_be_labels
+from datamodules.sources.readers.cells import is_no_class, is_text, may_be_labels
 from datamodules.sources.readers.folders import ClassFolders, files_below, files_by_split
 from datamodules.sources.readers.formats import not_utf8
 from datamodules.sources.readers.labels import ClassColumn, LabelledTables
@@ -47,13 +47,22 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         return text_column(self, schema, self.no_labels(schema))
 
     def labels(self, split: str) -> Tensor:
-        """(S,) int64; for pretraining they are not checked, and 0 without a column of classes."""
+        """(S,) int64; for pretraining they are not checked, and 0 without a column of classes.
+
+        A column of measures or ids, or in which most rows have a label of their own, has none.
+        """
         if self.labelled:
             return super().labels(split)
         columns = self.table(split).columns
         names = [field.name for field in columns.schema if may_be_labels(field.type)]
-        if self.options.label_column or set(names) & set(self.label_candidates(columns.schema)):
-            return ClassColumn(self).class_indices(split)
+        one_each = self.options.problem_type == "single_label_classification"
+        candidates = set(names) & set(self.label_candidates(columns.schema))
+        if one_each and (self.options.label_column or candidates):
+            column = ClassColumn(self)
+            if 2 * len(column.values) <= columns.num_rows and not any(
+                is_no_class(value) for value in column.values
+            ):
+                return column.class_indices(split)
         return torch.zeros(columns.num_rows, dtype=torch.int64)
 
 
@@ -174,7 +183,7 @@ class PlainTexts(CorpusFolder):
         if path.is_dir():
             samples = self.read_files(self.files[split])
         else:
-            texts = re.split(r"\n\s*\n", (self.read_file(path) or "").strip())
+            texts = re.split(r"\r?\n\s*\n", (self.read_file(path) or "").strip())
             where = f"document {{}} of {path}"  # {}: its number
             samples = text_samples(texts, torch.arange(1, len(texts) + 1), where=where)
         if split == "train" and len(samples) == 1 and not self.has("val"):

@@ -15,7 +15,8 @@ def convert_sentencepiece(path: Path) -> str:
 
     Marian keeps the ids of tokens in a `vocab.json` beside it (for targets in `target_vocab.json`,
     if there is one): the models of source and target may share it. Pieces that it lacks are not
-    used; they become [UNK]. Raises `ValueError` if it is not a unigram model, or the ids have gaps.
+    used; they become [UNK]. Raises `ValueError` if it is not a unigram model, was trained with
+    options that Marian does not use, or the ids have gaps.
     """
     with requires_extra("sentencepiece"):
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
@@ -24,6 +25,15 @@ def convert_sentencepiece(path: Path) -> str:
     model = ModelProto.FromString(read_bytes(path))
     if not model.pieces or model.trainer_spec.model_type != model.trainer_spec.UNIGRAM:
         raise ValueError("it is not a unigram model of SentencePiece")
+    settings = model.normalizer_spec
+    others = {
+        "byte_fallback": model.trainer_spec.byte_fallback,
+        "treat_whitespace_as_suffix": model.trainer_spec.treat_whitespace_as_suffix,
+        "add_dummy_prefix": not settings.add_dummy_prefix,
+        "remove_extra_whitespaces": not settings.remove_extra_whitespaces,
+    }
+    if unusual := [name for name, is_unusual in others.items() if is_unusual]:
+        raise ValueError(f"its option {unusual[0]} is not the usual one, which is not supported")
     kinds = ModelProto.SentencePiece
     unknown = next((piece.piece for piece in model.pieces if piece.type == kinds.UNKNOWN), "<unk>")
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == kinds.NORMAL}
@@ -42,8 +52,8 @@ def convert_sentencepiece(path: Path) -> str:
     unigram = [(token, scores.get(token, UNUSED_SCORE)) for token in tokens]
     backend = Tokenizer(models.Unigram(unigram, vocab[unknown]))
     cleanup = [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.normalizer_spec.precompiled_charsmap:
-        charsmap = normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap)
+    if settings.precompiled_charsmap:
+        charsmap = normalizers.Precompiled(settings.precompiled_charsmap)
         cleanup.insert(0, charsmap)
     backend.normalizer = normalizers.Sequence(cleanup)
     # A special token that is typed in a text is split after its bracket, so that it stays text.

@@ -147,14 +147,14 @@ class Tokenizer:
         has lone surrogates (from bytes that were not UTF-8).
         """
         with progress_bar("tokenising", len(texts) if progress else 0) as advance:
-            first = 1
+            first = 0
             for chunk in chunks(texts):
                 try:
                     encodings = self._backend.encode_batch_fast(chunk, add_special_tokens=False)
                 except TypeError as error:
                     row = next(i for i, text in enumerate(chunk) if not _is_utf8(text))
                     raise UsageError(
-                        f"text {first + row} is not UTF-8: {ascii(chunk[row])[:80]}."
+                        f"texts[{first + row}] is not UTF-8: {ascii(chunk[row])[:80]}."
                     ) from error
                 yield [encoding.ids for encoding in encodings]
                 first += len(chunk)

@@ -67,9 +67,11 @@ class RandomResizedCrop(nn.Module):
         """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
         random = torch.rand(4, len(images), device=images.device)
         area = self.min_area + (1 - self.min_area) * random[0]
+        side = area.sqrt()
         stretch = (4 / 3) ** (random[1] - 0.5)  # square root of the aspect ratio
-        height = (area.sqrt() / stretch).clamp(max=1)
-        width = (area.sqrt() * stretch).clamp(max=1)
+        stretch = stretch.clamp(side, 1 / side)  # such that the crop fits into the image
+        height = side / stretch
+        width = side * stretch
         # Centre of the crop in [-1, 1], such that it stays inside.
         down = (1 - height) * (2 * random[2] - 1)
         right = (1 - width) * (2 * random[3] - 1)
@@ -180,7 +182,10 @@ class Augment(nn.Module):
             return self.steps(images)
 
     def erase(self, images: Tensor) -> Tensor:
-        """Sets a rectangle, 2 to 33 % of the area, to the mean, zero: normalised (B, C, H, W)."""
+        """Sets a rectangle to the mean, zero: normalised (B, C, H, W).
+
+        It has 2 to 33 % of the area before it is cut at the borders.
+        """
         if self.config.erase == 0:
             return images
         random, area, ratio = torch.rand(3, len(images), device=images.device)

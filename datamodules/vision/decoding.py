@@ -15,6 +15,7 @@ from torch.nn import functional as F
 InterpolationName = Literal["bilinear", "bicubic"]
 # Pillow would read more, some by other programs.
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
+MAX_ASPECT_RATIO = 16  # of an image that is resized; what lies outside is cropped away anyway
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -36,7 +37,7 @@ def decode(data: bytes, channels: int) -> Tensor:
 
         mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data[:4096])
+        return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data)
     from PIL import Image
 
     try:
@@ -119,15 +120,22 @@ class ResizeAndCrop:
         """uint8 (C, H, W) -> (C, size, size)."""
         size = self.size
         shorter = math.floor(size / self.crop_pct)
+        longest = MAX_ASPECT_RATIO * min(image.shape[-2:])
+        image = center_crop(image, min(image.shape[-2], longest), min(image.shape[-1], longest))
         h, w = image.shape[-2:]
         scale = shorter / min(h, w)
         if (h, w) != (shorter, shorter):
             h = max(shorter, int(h * scale))
             w = max(shorter, int(w * scale))
             image = RESIZE[self.interpolation](image, h, w)  # (C, h, w)
-        top = round((h - size) / 2)
-        left = round((w - size) / 2)
-        return image[:, top : top + size, left : left + size]
+        return center_crop(image, size, size)
+
+
+def center_crop(image: Tensor, height: int, width: int) -> Tensor:
+    """(C, H, W) -> (C, height, width)."""
+    top = round((image.shape[-2] - height) / 2)
+    left = round((image.shape[-1] - width) / 2)
+    return image[:, top : top + height, left : left + width]
 
 
 def resizing(metadata: Mapping[str, Any]) -> dict[str, Any]:

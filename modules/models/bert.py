@@ -31,7 +31,7 @@ from modules.kernels.dropout import Dropout
 from modules.lm_heads import MaskedLMHead, TokenModel
 from modules.masks import padding
 from modules.norm import norm_factory
-from modules.pooling import POOLINGS
+from modules.pooling import POOLINGS, check_pool
 from modules.position import build_position, check_position, grid_positions
 from modules.transformer import Stack, check_variants
 
@@ -89,7 +89,7 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         check_sizes(self, "vocabulary", "num_classes", "max_length", "embedding_width")
-        check_choice("pool", self.pool, POOLINGS)
+        check_pool(self.pool, self.stack)
         check_choice("pooler", self.pooler, POOLERS)
         check_variants(self.stack)
         stack = embedding_stack(self.stack, self.embedding_width)
@@ -218,7 +218,8 @@ class BertClassifier(nn.Module):
 
     def classify(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Vectors of the encoder, (B, N, E) or the pooled ones only -> logits (B, classes)."""
-        return self.head(self.pooler(self.pool(x, padding_mask)))
+        mask = None if padding_mask is None else padding_mask.bool()
+        return self.head(self.pooler(self.pool(x, mask)))
 
 
 class BertMaskedLM(TokenModel):

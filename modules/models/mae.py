@@ -61,6 +61,11 @@ class MAEConfig(ViTConfig):
             "patches visible; at least one must be visible and one masked: choose another "
             "mask_ratio, or a smaller patch_size.",
         )
+        require(
+            not (self.norm_pixels and self.channels == self.patch_size == 1),
+            "A patch of one grey pixel has no variance; set norm_pixels to false, or choose a "
+            "larger patch_size.",
+        )
 
     @property
     def encoder(self) -> ViTConfig:

@@ -93,6 +93,10 @@ class SwinConfig:
             and not (self.stack.causal or self.stack.cross_attention),
             "A Swin needs stack.causal, stack.cross_attention and stack.conv_kernel off.",
         )
+        require(
+            self.stack.final_norm is not False,
+            "A Swin has a norm after its last block; leave stack.final_norm out.",
+        )
         check_rates(self, "head_dropout")
         check_choice("relative_bias", self.relative_bias, RELATIVE_BIASES)
         require(

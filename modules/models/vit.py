@@ -14,7 +14,6 @@ from modules.config import (
     PoolName,
     StackConfig,
     StemName,
-    check_choice,
     check_rates,
     check_sizes,
     default,
@@ -26,7 +25,7 @@ from modules.kernels.dropout import Dropout
 from modules.masks import NO_MASK
 from modules.norm import norm_factory
 from modules.patch_embedding import PatchEmbedding, PrefixTokens, check_patches, take
-from modules.pooling import POOLINGS
+from modules.pooling import POOLINGS, check_pool
 from modules.position import Position, build_position, check_position, grid_positions
 from modules.transformer import Stack, check_variants
 
@@ -100,7 +99,7 @@ class ViTConfig:
             "A ViT needs stack.causal and stack.cross_attention off.",
         )
         check_rates(self, "head_dropout")
-        check_choice("pool", self.pool, POOLINGS)
+        check_pool(self.pool, self.stack)
         check_variants(self.stack, any_length=False)
         check_position(self.position, self.position_options, self.stack, self.grid)
 

@@ -66,7 +66,9 @@ def read_run(folder: Path, app: App) -> SavedRun:
         checkpoints = Path(dirpath)
     path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
     if checkpoint is None:
-        if (folder / "summary.json").exists():  # the run has ended
+        best = folder / "checkpoints" / "best.ckpt"
+        has_ended = (folder / "summary.json").exists()
+        if has_ended or (dirpath and best.exists()):
             read_checkpoint(checkpoints / LAST)  # raises an error: it is missing
         print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
     damaged = None if path == checkpoints / LAST else checkpoints / LAST

@@ -13,7 +13,7 @@ import yaml
 from datamodules.utils.files import read_bytes
 from modules.schema import format_value
 from tasks.errors import UsageError, unknown_option
-from tasks.options import Options
+from tasks.options import Options, merge_options
 
 TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
@@ -73,6 +73,8 @@ def read_config(value: str) -> Options:
         raise UsageError(
             f"config file '{value}' cannot be read ({error.strerror}): give the path of a YAML file"
         ) from error
+    except RecursionError as error:
+        raise UsageError(f"config file '{value}' is nested too deeply") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = yaml_problem(error)
         raise UsageError(f"config file '{value}' is not valid YAML: {problem}") from error
@@ -80,6 +82,7 @@ def read_config(value: str) -> Options:
         raise UsageError(
             f"config file '{value}' must hold options, as in `trainer: {{max_epochs: 10}}`"
         )
+    options = nested(options)
     for name in SECTIONS:
         if not isinstance(options.get(name, {}), dict):
             raise UsageError(f"{not_a_section(name, options[name])} (in config file '{value}')")
@@ -90,6 +93,22 @@ def read_config(value: str) -> Options:
                 f"{name} is {format_value(given)}, not a name (in config file '{value}')"
             )
     return options
+
+
+def nested(options: Options) -> Options:
+    """Options of a file, those like `model.net.patch_size: 2` as those of sections.
+
+    >>> nested({"model": {"preset": "a"}, "model.net.patch_size": 2})
+    {'model': {'preset': 'a', 'net': {'patch_size': 2}}}
+    """
+    found: Options = {}
+    for key, value in options.items():
+        if isinstance(key, str) and key.partition(".")[0] in SECTIONS:
+            key, *below = key.split(".")
+            for name in reversed(below):
+                value = {name: value}
+        found = merge_options(found, {key: value})
+    return found
 
 
 def config_path(value: str) -> Path:

@@ -256,7 +256,8 @@ class Invocation:
         library = library_of(task.pretrained)
         if library in self.app.library_formats:
             lines = [re.sub(r"--format \w+", f"--format {library}", line) for line in lines]
-        lines += [f"fit --resume {{folder}} --trainer.{limit} N"]
+        value = "DD:HH:MM:SS" if limit == "max_time" else "N"
+        lines += [f"fit --resume {{folder}} --trainer.{limit} {value}"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         if pretrains := self.app.pretrains:
             line = "fit --model.pretrained {best} --data.path FILE_OR_FOLDER"

@@ -178,9 +178,8 @@ class TaskCLI(LightningCLI):
             output = self.config.output or "predictions.csv"
             refuse_overwriting({"input": self.config.input, "output": output})
             is_default = self.config.output is None
-            self.file = PredictionFile(
-                Path(output), self.config.get("top_k"), is_default=is_default
-            )
+            top_k = self.config.get("top_k")
+            self.file = PredictionFile(Path(output), top_k, is_default=is_default)
             if not is_default:
                 check_writable(self.file.path.parent, "--output")
             return
@@ -198,6 +197,7 @@ class TaskCLI(LightningCLI):
             self.folder = Path(self.invocation.saved_at).resolve()
         else:
             self.folder = choose_run_folder(self.app.name, self.config.run_dir)
+        trainer_options.place_checkpoints(self.config.checkpoint)
         self.options = self.options_to_save()  # before `place_loggers` adds W&B's id and the like
         self.logged_rows = LoggedRows(self.invocation.checkpoint)
         trainer_options.place_loggers(
@@ -358,7 +358,7 @@ class TaskCLI(LightningCLI):
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
         print_skipped(self.datamodule, folder)
-        limit = "max_steps" if self.trainer.max_steps > 0 else "max_epochs"
+        limit = trainer_options.ending_option(self.trainer)
         commands = self.invocation.next_commands(limit, self.model)
         print_results(metrics, folder, commands)
 

@@ -36,6 +36,7 @@ from tasks.distributed.environment import (
 )
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import choose_run_folder
+from tasks.training.trainer_options import ending_option
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
 GPU_STRATEGIES = {"fsdp", "Sharded"}
@@ -177,6 +178,8 @@ class SameCheckpoint(Callback):
         if self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
             given = [f"--trainer.{name} {n}" for name, n in limits.items() if n not in (None, -1)]
+            if ending_option(trainer) == "max_time":
+                given = ["--trainer.max_time, which is over"]
             why = f", with {' and '.join(given)}" if given else ""
             rank_zero_only(print)(f"nothing was left to train after step {self.start_step}{why}")
 

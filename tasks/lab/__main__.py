@@ -73,11 +73,11 @@ def run_lab(options: Any, command: str) -> None:
     """`lab run`: checks all, runs what is not finished, and writes the report."""
     from tasks.checkpoints.exporting import check_writable
     from tasks.cli.own_modules import import_own_modules
-    from tasks.lab.plan import all_runs, make_plan, save_plan
+    from tasks.lab.plan import all_runs, make_plan
     from tasks.lab.report import write_report
     from tasks.lab.runner import Runner
     from tasks.lab.spec import default_folder, read_lab
-    from tasks.lab.state import error_of, is_trained, log_file
+    from tasks.lab.state import error_of, is_trained, log_file, save_plan
     from tasks.tracking.run_folder import lock, make_folder
 
     for name in ("jobs", "steps"):

@@ -25,12 +25,14 @@ class StepCost:
         flops: Mean, forward and backward, as `torch.utils.flop_counter` counts.
         parameters: Of the network.
         metrics: Names of what training and validation log.
+        monitor: The one of them whose best value is kept.
     """
 
     tokens: float
     flops: float
     parameters: int
     metrics: list[str]
+    monitor: str
 
 
 def check_fit(task: str, arguments: list[str], where: str) -> StepCost:
@@ -110,14 +112,19 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
         flops=step_tokens * flops_per_token,
         parameters=sum(parameter.numel() for parameter in model.net.parameters()),
         metrics=model.logged_metrics(),
+        monitor=model.monitor,
     )
 
 
 def tokens_of(batch: Mapping[str, Any], net: Any) -> int:
-    """Positions of a batch that the network computes: token ids, or the patches of images."""
+    """Positions of a batch that the network computes: token ids, or pixels or patches of images."""
+    from modules.models.gpt import DecoderConfig
+
     if "image" in batch:
         config = net.config
-        return len(batch["image"]) * (config.image_size // config.patch_size) ** 2
+        is_decoder = isinstance(config, DecoderConfig)  # of pixels
+        count = config.max_length if is_decoder else math.prod(config.grid)
+        return len(batch["image"]) * count
     return sum(batch[name].numel() for name in ("source", "tokens") if name in batch)
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from datamodules.utils.files import write_text
 from tasks.cli.app import program
 from tasks.errors import RunError, UsageError
 from tasks.lab.cost import StepCost, check_fit, check_names
@@ -214,26 +213,14 @@ def evaluation_arguments(run_folder: Path, name: str, options: list[str]) -> lis
 def check_metric(lab: Lab, cost: StepCost, where: str) -> None:
     """Refuses a metric that no file of a run will hold."""
     validated = [name for name in cost.metrics if name.startswith("val/")]
-    tested = [name.replace("val/", "test/") for name in validated]
-    if lab.metric.removeprefix("best ") not in (*tested, *cost.metrics):
-        known = ", ".join(dict.fromkeys([*tested, *validated, *cost.metrics]))
+    known = [name.replace("val/", "test/") for name in validated]
+    if not lab.evaluations:  # which have metrics of their own test only
+        known += [*validated, *cost.metrics, f"best {cost.monitor}"]
+    if lab.metric not in known:
         raise UsageError(
-            f"{lab.path}: metric.name: there is no {lab.metric}: choose from {known} (in {where})"
+            f"{lab.path}: metric.name: there is no {lab.metric}: choose from "
+            f"{', '.join(dict.fromkeys(known))} (in {where})"
         )
-
-
-def save_plan(plan: Plan, folder: Path) -> None:
-    """Writes `plan.json`; refuses a folder whose finished runs have other commands."""
-    if (folder / PLAN).exists():
-        earlier = {run.name: run.arguments for run in all_runs(read_plan(folder))}
-        for run in all_runs(plan):
-            is_kept = (folder / "runs" / run.name / "summary.json").exists()
-            if is_kept and earlier.get(run.name, run.arguments) != run.arguments:
-                raise UsageError(
-                    f"{folder} holds {run.name}, which was run with other options: give --output "
-                    "another folder"
-                )
-    write_text(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")
 
 
 def read_plan(folder: Path) -> Plan:

@@ -132,4 +132,6 @@ def table_of_refusals(results: list[Result]) -> str:
 def list_of_commands(plan: Plan) -> str:
     commands = [line for run in all_runs(plan) for line in (run.command, *run.test_commands)]
     shown = "\n".join(commands[:MAX_COMMANDS])
+    if len(commands) > MAX_COMMANDS:
+        shown += f"\n... and {len(commands) - MAX_COMMANDS:,} more, in plan.json"
     return f"\n## Commands\n\n```\n{shown}\n```\n"

@@ -12,7 +12,7 @@ from typing import Any
 from datamodules.utils.files import replacing
 from tasks.lab.plan import Plan, Run
 from tasks.lab.spec import option_names
-from tasks.lab.state import error_of, is_finished, refusals_of, run_folder
+from tasks.lab.state import error_of, is_evaluated, is_finished, refusals_of, run_folder
 from tasks.lab.statistics import Difference, paired_difference
 from tasks.tracking.metrics_csv import read_rows
 
@@ -83,7 +83,9 @@ def read_result(folder: Path, run: Run, metric: str) -> Result:
         state = "finished" if is_finished(folder, run) else "unfinished"
     values = {"": math.nan}
     if run.evaluations:
-        tests = {name: read_json(target / f"test_{name}" / "test.json") for name in run.evaluations}
+        done = [name for name in run.evaluations if is_evaluated(folder, run, name)]
+        tests = {name: read_json(target / f"test_{name}" / "test.json") for name in done}
+        tests |= {name: {} for name in run.evaluations if name not in done}
         values = {name: float(test.get(metric, math.nan)) for name, test in tests.items()}
     elif isinstance(summary.get(metric), int | float):
         values[""] = float(summary[metric])

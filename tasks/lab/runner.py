@@ -28,6 +28,7 @@ from tasks.lab.state import (
     next_command,
     refusal_file,
     run_folder,
+    save_command,
 )
 from tasks.tracking.csv_files import last_row
 from tasks.tracking.progress import SECONDS_BETWEEN_LINES, duration
@@ -135,7 +136,12 @@ class Runner:
         evaluation, arguments = command
         target = run_folder(self.folder, run)
         if arguments == run.arguments and target.exists():
-            shutil.rmtree(target)  # it was stopped before its first checkpoint
+            shutil.rmtree(target)  # stopped before its first checkpoint, or with other options
+        if "--resume" not in arguments:
+            save_command(self.folder, run, evaluation)
+        if evaluation:
+            shutil.rmtree(target / f"test_{evaluation}", ignore_errors=True)
+            refusal_file(self.folder, run, evaluation).unlink(missing_ok=True)
         with open(log_file(self.folder, run), "ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(

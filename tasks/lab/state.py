@@ -1,8 +1,13 @@
 """What is done and what is next for a run of a laboratory, told from its files."""
 
+import json
+import shlex
+from dataclasses import asdict
 from pathlib import Path
 
-from tasks.lab.plan import Run
+from datamodules.utils.files import write_text
+from tasks.errors import UsageError
+from tasks.lab.plan import PLAN, Plan, Run, all_runs, read_plan
 
 
 def run_folder(folder: Path, run: Run) -> Path:
@@ -24,14 +29,39 @@ def refusal_file(folder: Path, run: Run, evaluation: str) -> Path:
     return folder / "logs" / f"{run.name},{evaluation}.refused"
 
 
+def command_file(folder: Path, run: Run, evaluation: str = "") -> Path:
+    """Holds the arguments of a training, or of an evaluation after it, that was started."""
+    name = f"{run.name},{evaluation}" if evaluation else run.name
+    return folder / "logs" / f"{name}.command"
+
+
+def save_command(folder: Path, run: Run, evaluation: str) -> None:
+    """Keeps the arguments of what is started."""
+    write_text(command_file(folder, run, evaluation), arguments_line(run, evaluation))
+
+
+def arguments_line(run: Run, evaluation: str = "") -> str:
+    return shlex.join(run.evaluations[evaluation] if evaluation else run.arguments) + "\n"
+
+
+def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
+    """Whether what is there was started with the arguments of the plan.
+
+    True for folders of earlier versions, which do not say.
+    """
+    path = command_file(folder, run, evaluation)
+    return not path.exists() or path.read_text() == arguments_line(run, evaluation)
+
+
 def is_trained(folder: Path, run: Run) -> bool:
     return (run_folder(folder, run) / "summary.json").exists()
 
 
 def is_evaluated(folder: Path, run: Run, evaluation: str) -> bool:
-    """Whether an evaluation is done, or refused by the network."""
+    """Whether an evaluation is done, or refused by the network, with the plan's arguments."""
     result = run_folder(folder, run) / f"test_{evaluation}" / "test.json"
-    return result.exists() or refusal_file(folder, run, evaluation).exists()
+    is_done = result.exists() or refusal_file(folder, run, evaluation).exists()
+    return is_done and is_same(folder, run, evaluation)
 
 
 def is_finished(folder: Path, run: Run) -> bool:
@@ -72,7 +102,8 @@ def next_command(folder: Path, run: Run) -> tuple[str, list[str]] | None:
         if failure_file(folder, run).exists():
             return None
         target = run_folder(folder, run)
-        if (target / "config.yaml").exists() and any((target / "checkpoints").glob("*.ckpt")):
+        is_saved = (target / "config.yaml").exists() and any(target.glob("checkpoints/*.ckpt"))
+        if is_saved and is_same(folder, run):
             return "", ["fit", "--resume", str(target)]
         return "", run.arguments
     for evaluation, arguments in run.evaluations.items():
@@ -80,3 +111,18 @@ def next_command(folder: Path, run: Run) -> tuple[str, list[str]] | None:
         if not failed and not is_evaluated(folder, run, evaluation):
             return evaluation, arguments
     return None
+
+
+def save_plan(plan: Plan, folder: Path) -> None:
+    """Writes `plan.json`; refuses a folder whose finished runs have other commands."""
+    earlier = {}
+    if (folder / PLAN).exists():
+        earlier = {run.name: run.arguments for run in all_runs(read_plan(folder))}
+    for run in all_runs(plan):
+        same = is_same(folder, run) and earlier.get(run.name, run.arguments) == run.arguments
+        if is_trained(folder, run) and not same:
+            raise UsageError(
+                f"{folder} holds {run.name}, which was run with other options: give --output "
+                "another folder"
+            )
+    write_text(folder / PLAN, json.dumps(asdict(plan), indent=1) + "\n")

@@ -92,17 +92,31 @@ def score(options: ScoreOptions) -> None:
             raise UsageError(f"{name} has only one token, nothing to predict: give a longer text")
     with printing_to(options.output):
         for text, file in zip(texts, files, strict=True):
-            scores = score_file(model.net, file, stride, options.batch_size)
+            packing = model.metadata.get("packing", "windows")  # older checkpoints do not say
+            scores = score_file(model.net, file, packing, stride, options.batch_size)
             if options.json:
                 print(json.dumps(scores))
             else:
                 table(options.input or textwrap.shorten(text or "", TITLE_WIDTH), scores)
 
 
-def score_file(net: Decoder, file: Any, stride: int, batch_size: int) -> dict[str, Any]:
-    """Scores of a `TokenFile` by name; arguments as in `total_losses`."""
-    ((loss, correct, tokens),) = total_losses(net, [file.tokens], stride, batch_size)
-    num_bytes = int(file.bytes[-1] - file.bytes_before(np.array(1)))  # without the first token
+def score_file(
+    net: Decoder, file: Any, packing: str, stride: int, batch_size: int
+) -> dict[str, Any]:
+    """Scores of a `TokenFile` by name, of each document alone if `packing` is "documents".
+
+    Other arguments as in `total_losses`.
+    """
+    begin, end = np.array([0]), np.array([len(file.tokens)])  # of each text
+    if packing == "documents":
+        has_prefix = int(file.offsets[0] > 0)  # a separator before each
+        begin, end = file.offsets[:-1] - has_prefix, file.offsets[1:]
+        begin, end = begin[end - begin > 1], end[end - begin > 1]
+    texts = [file.tokens[first:last] for first, last in zip(begin, end, strict=True)]
+    found = total_losses(net, texts, stride, batch_size)
+    loss, correct, tokens = map(sum, zip(*found, strict=True))
+    # The first token of a text is not predicted.
+    num_bytes = int((file.bytes_before(end) - file.bytes_before(begin + 1)).sum())
     return {
         **asdict(Score.of(loss, tokens, num_bytes)),
         "accuracy": correct / tokens,

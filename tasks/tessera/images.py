@@ -67,7 +67,10 @@ def read_pixels(image: Any, metadata: Mapping[str, Any]) -> Tensor:
     elif isinstance(image, bytes):
         pixels = decode_image(image, channels, f"a sample of {len(image)} bytes")
     elif isinstance(image, Image):
-        pixels = pixels_of(image, channels)
+        try:
+            pixels = pixels_of(image, channels)
+        except ValueError as error:  # of modes that cannot be converted
+            raise UsageError(f"an image of Pillow {error}") from error
     else:
         pixels = pixels_of_array(image, channels)
     return ResizeAndCrop.of(metadata)(pixels)
@@ -362,12 +365,14 @@ def pixels_of_array(image: Any, channels: int) -> Tensor:
     found = type(image).__name__
     if isinstance(image, np.ndarray | Tensor):
         found += f" of {image.dtype} and shape {tuple(image.shape)}"
-    if isinstance(image, np.ndarray):
+    is_array = isinstance(image, np.ndarray | Tensor) and image.ndim in (2, 3)
+    is_array = is_array and 0 not in image.shape
+    if isinstance(image, np.ndarray) and is_array:
         array = image[..., None] if image.ndim == 2 else image  # (H, W, C)
         image = torch.from_numpy(np.array(array)).permute(2, 0, 1)  # (C, H, W)
     elif isinstance(image, Tensor) and image.ndim == 2:
         image = image[None]  # (H, W) -> (1, H, W)
-    if not isinstance(image, Tensor) or image.ndim != 3 or image.dtype != torch.uint8:
+    if not is_array or image.dtype != torch.uint8:
         raise UsageError(
             "an image is a path, the bytes of a file, an image of Pillow, or uint8 values, an "
             f"array (H, W, C) or a tensor (C, H, W), not {found}"

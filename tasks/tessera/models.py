@@ -60,12 +60,13 @@ class Model:
 
     def __init__(self, net: nn.Module, metadata: dict[str, Any], source: str) -> None:
         self.net: Any = net.eval()
+        self.num_parameters = sum(p.numel() for p in net.parameters())  # before they are packed
         self.metadata = metadata
         self.source = source
 
     def __repr__(self) -> str:
-        count = sum(parameter.numel() for parameter in self.net.parameters())
-        return f"{type(self).__name__}({self.source!r}, {count:,} parameters, {self.device})"
+        count = f"{self.num_parameters:,} parameters"
+        return f"{type(self).__name__}({self.source!r}, {count}, {self.device})"
 
     if not TYPE_CHECKING:  # type checkers see the methods that there are
 
@@ -212,7 +213,7 @@ def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Resul
     def run_checked(texts: list[Any]) -> Sequence[Result]:
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise TypeError(f"text {number} is of type {type(text).__name__}, not a string")
+                raise TypeError(f"texts[{number}] is of type {type(text).__name__}, not a string")
         return run(texts) if texts else []
 
     return one_or_many(inputs, isinstance(inputs, str), run_checked)

@@ -22,6 +22,7 @@ from .models import (
     Attention,
     Model,
     check_single,
+    one_or_many,
     recorded_weights,
     split_into_batches,
     stack_rows,
@@ -112,18 +113,20 @@ class ImageGenerator(Model):
             images: One, or several.
             batch_size: Images at a time.
         """
-        given: Any = images
-        if is_image(given):
-            return layer_features(self.net, self.model.inputs(self.tokens(given)))[-1, 0].cpu()
-        rows = []
-        for number, one in enumerate(given):
-            with with_index(number):
-                rows.append(self.tokens(one))
-        vectors: list[Tensor] = []
-        for part in split_into_batches(rows, batch_size):
-            tokens = torch.cat([*part])  # (B, N)
-            vectors += layer_features(self.net, self.model.inputs(tokens))[-1].cpu()  # (B, E)
-        return stack_rows(vectors)
+        is_one = is_image(images)
+
+        def run(given: list[Any]) -> list[Tensor]:
+            rows = []
+            for number, one in enumerate(given):
+                with with_index(None if is_one else number):
+                    rows.append(self.tokens(one))
+            vectors: list[Tensor] = []
+            for part in split_into_batches(rows, batch_size):
+                tokens = torch.cat([*part])  # (B, N)
+                vectors += layer_features(self.net, self.model.inputs(tokens))[-1].cpu()  # (B, E)
+            return vectors
+
+        return stack_rows(one_or_many(images, is_one, run))
 
     @torch.no_grad()
     def attention(self, image: OneImage | Array) -> Attention:

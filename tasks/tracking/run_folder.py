@@ -82,7 +82,9 @@ def create_run_folder(folder: Path, task: str) -> None:
     make_folder(folder)
     link = folder.parent / "latest"
     partial = folder.parent / f".latest.{os.getpid()}"
-    if folder.parts[-3:-1] == ("runs", task) and (link.is_symlink() or not link.exists()):
+    in_runs = folder.parts[-3:-1] == ("runs", task)
+    in_runs |= folder.parent == Path("runs", task).resolve()  # runs is a link
+    if in_runs and (link.is_symlink() or not link.exists()):
         partial.unlink(missing_ok=True)
         partial.symlink_to(folder.name)
         partial.replace(link)

@@ -42,6 +42,10 @@ MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
+REFUSED_CALLBACKS = {
+    "Timer": "give --trainer.max_time",
+    "LearningRateFinder": "compare rates by an experiment of `python -m tasks.lab`",
+}
 # These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
 BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task's monitor
@@ -62,6 +66,10 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
     for name, (accepted, reason) in (FIXED["all"] | FIXED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
+    for callback in as_list(options["callbacks"]):
+        name = str(getattr(callback, "class_path", "")).rpartition(".")[2]
+        if name in REFUSED_CALLBACKS:
+            raise UsageError(f"--trainer.callbacks {name}: {REFUSED_CALLBACKS[name]}")
     if command == "fit":
         limit = options["max_time"]
         try:
@@ -70,6 +78,14 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
             remaining = 0
         if remaining is not None and remaining <= 0:
             raise UsageError(f"--trainer.max_time {limit}: give DAYS:HOURS:MINUTES:SECONDS")
+
+
+def ending_option(trainer: Trainer) -> str:
+    """Name of the option that has ended training, or else will end it."""
+    timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
+    if any((timer.time_remaining() or 0) <= 0 for timer in timers):
+        return "max_time"
+    return "max_steps" if trainer.max_steps > 0 else "max_epochs"
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
@@ -139,6 +155,12 @@ def default_precision(accelerator: str) -> str:
     if has_gpu and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bf16-mixed"
     return "32-true"
+
+
+def place_checkpoints(options: Any) -> None:
+    """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder."""
+    if options.dirpath:
+        options.dirpath = os.path.abspath(options.dirpath)
 
 
 # Loggers ------------------------------------------------------------------------------------------

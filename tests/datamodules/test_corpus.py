@@ -38,7 +38,7 @@ def test_batches_of_the_reference(packing: str, tokenizer: TokenizerConfig) -> N
     data.setup("test")
     metadata = data.metadata()
     stored = {"tokenizer", "tokenizer_options", "vocabulary", "pad_id", "max_length"}
-    assert set(metadata) == {*stored, "marks_documents", "training_digest"}
+    assert set(metadata) == {*stored, "marks_documents", "packing", "training_digest"}
     assert metadata["marks_documents"] is True
     assert metadata["vocabulary"] == data.tokenizer.vocab_size
     assert metadata["pad_id"] == 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
+from datamodules.reviews import ReviewData
 from datamodules.sources import TextDatasetOptions
 from datamodules.text import TokenLists
 from datamodules.tokenizers import SpecialTokenIds, Tokenizer
@@ -125,6 +126,29 @@ def test_pairs_follow_from_seed_epoch_and_chunk(
     assert len({str(pairs(seed, epoch, [3, 4, 5])) for seed in range(3) for epoch in range(3)}) == 9
     with pytest.raises(UsageError, match="next_sentence"):
         NextSentencePairs(TokenLists([[8, 9, 10], []]), tokenizer, 17, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "labels"),
+    [("regression", ["0.5", "1.5"]), ("multi_label_classification", ["a,b", "a"])],
+)
+def test_targets_that_are_no_classes_hold_out_what_finetuning_does(
+    problem_type: Any, labels: list[str], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "a.csv")
+    rows = [f'text {i},"{labels[i % 3 % 2]}"' for i in range(80)]
+    Path(path).write_text("\n".join(["text,label", *rows]))
+    options = TextDatasetOptions(problem_type=problem_type)
+    theirs = ReviewData(path=path, dataset=options).source.split("val").column
+    for dataset in (options, TextDatasetOptions())[: 1 + (problem_type == "regression")]:
+        own = MaskedTextData(path=path, dataset=dataset).source.split("val").column
+        assert own.equals(theirs) and len(own) == 8
+
+
+def test_labels_of_one_row_each_hold_out_a_part(tmp_path: Path) -> None:
+    rows = [f"text {i},id{i}" for i in range(80)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
+    assert len(MaskedTextData(path=str(tmp_path / "a.csv")).source.split("val").column) == 8
 
 
 # Masks --------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ CLASSES = ["ant", "bee", "cat"]
 METADATA = {
     "problem_type": "single_label_classification",
     "class_names": CLASSES,
+    "class_labels": CLASSES,
     "num_classes": 3,
     "target_mean": 0.0,
     "target_std": 1.0,

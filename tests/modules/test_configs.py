@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -22,6 +23,7 @@ from modules.init import INITS
 from modules.models.bert import BERT_PRESETS, BertClassifier, BertConfig, BertMaskedLM
 from modules.models.gpt import DECODER_PRESETS, Decoder, DecoderConfig
 from modules.models.images import IMAGE_PRESETS, build_image_net
+from modules.models.mae import MAEConfig
 from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2Seq, Seq2SeqConfig
 from modules.models.seq2seq_config import ArchitectureName
 from modules.models.swin import SwinConfig
@@ -264,6 +266,12 @@ IMPOSSIBLE: list[tuple[Any, dict[str, Any], str]] = [
     (ViTConfig(), {"position": "nowhere"}, '"nowhere"'),
     (ViTConfig(), {"position": "rotary", "position_options": {"basis": 9}}, '"basis"'),
     (ViTConfig(), {"position": "rotary", "position_options": {"base": "9"}}, "options.base"),
+    (ViTConfig(), {"position": "rotary", "position_options": {"base": -9.0}}, "base is -9"),
+    (ViTConfig(), {"position": "sincos2d", "position_options": {"base": 0.0}}, "base is 0"),
+    (ViTConfig(), {"pool": "attention", "stack": StackConfig(64, 1, 3, head_dim=8)}, "width 64"),
+    (MAEConfig(), {"patch_size": 1, "channels": 1}, "norm_pixels"),
+    (SwinConfig(), {"stack": StackConfig(depth=12, final_norm=False)}, "stack.final_norm"),
+    (StackConfig(), {"layer_scale": math.inf}, "layer_scale"),
     (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.0}}, "fraction"),
     (ViTConfig(), {"position": "rotary", "position_options": {"fraction": 0.01}}, "1 of 64"),
     (ViTConfig(), {"position": "rotary", "stack": StackConfig(9, heads=3)}, "3 of 3"),

@@ -28,9 +28,9 @@ def is_no_class(value: str) -> bool:
 
 
 def may_be_labels(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of texts or numbers, or null (an empty column)."""
+    """Whether an Arrow type is one of texts, numbers or booleans, or null (an empty column)."""
     tests = (is_text, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
-    return any(test(kind) for test in (*tests, pa.types.is_null))
+    return any(test(kind) for test in (*tests, pa.types.is_boolean, pa.types.is_null))
 
 
 def is_text(kind: pa.DataType) -> bool:

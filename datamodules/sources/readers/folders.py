@@ -1,6 +1,7 @@
 """Folders of files, one folder for each class."""
 
 import os
+import re
 from difflib import get_close_matches
 from functools import cached_property
 from itertools import chain
@@ -24,6 +25,7 @@ from datamodules.utils.files import (
 from datamodules.utils.splits import SPLITS, split_of
 
 SPLIT_FOLDERS = frozenset(chain.from_iterable(SPLITS.values()))
+HELD_OUT = re.compile(r"[-_.](valid(ation)?|val|dev|test)[-_.]")  # in names of files
 SPELLINGS = {"training": "train", "testing": "test"}  # other names of splits
 
 
@@ -239,6 +241,13 @@ def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dic
         named.setdefault(split_of(path.relative_to(root)), []).append(path)
     if not any(path.name.lower().endswith(suffixes) for path in named.get("train", [])):
         named = {"train": paths}
+        held_out = [str(path) for path in paths if HELD_OUT.search(path.name.lower())]
+        if held_out:
+            rank_zero_warn(
+                f"{root}: all files are training data, also {shortened(held_out)}. If they are "
+                "other splits, rename the files so that the name of the split comes first, as in "
+                "train.txt, valid.txt and test.txt."
+            )
     others = named.pop(None, [])
     if others:
         names = shortened([str(path) for path in others])

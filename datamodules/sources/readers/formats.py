@@ -8,6 +8,7 @@ import codecs
 import csv
 import io
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -158,12 +159,13 @@ def read_csv(
     csv.field_size_limit(MAX_CELL)  # the default is 128 kB
     is_tsv = uncompressed_suffix(path) == ".tsv"
     delimiter = "\t" if is_tsv else ","
-    quoting: Any = csv.QUOTE_NONE if is_tsv and not quoted_tsv else csv.QUOTE_MINIMAL
+    is_quoted = not is_tsv or (quoted_tsv and not has_loose_quotes(path))
+    quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
         if cast(io.BufferedReader, file).peek(2)[:2] in UTF16_MARKS:
             raise DataError(f"{path} {not_utf8(path)}.")
-        lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+        lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
         first = list(islice(lines, FIRST_LINES))
         if header:
             delimiter = find_delimiter(first, delimiter, quoting)
@@ -195,6 +197,25 @@ def read_csv(
         except csv.Error as error:
             place = f"line {reader.line_num} of {path}"
             raise DataError(f"{place} is not valid CSV: {error}.") from error
+
+
+def has_loose_quotes(path: Path) -> bool:
+    """Whether quotation marks in a TSV file are text: it has cells that begin with one but are not
+    quoted, while all its lines have the same number of cells, two or more."""
+    quoted = re.compile(rb'"([^"]|"")*"')
+    loose = False
+    columns = 0
+    with read_errors(path), open_decompressed(path) as file:
+        for line in file:
+            line = line.rstrip(b"\r\n")
+            count = line.count(b"\t") + 1
+            columns = columns or count
+            if line and (count != columns or columns == 1):
+                return False
+            if b'"' in line:
+                starts = [cell for cell in line.split(b"\t") if cell.startswith(b'"')]
+                loose = loose or not all(map(quoted.fullmatch, starts))
+    return loose
 
 
 def row_fault(cells: list[str], path: Path) -> tuple[int, str | None]:

@@ -1,5 +1,6 @@
 """Targets of samples in tables: a column of classes, of sets of labels, or of numbers."""
 
+import ast
 import json
 import math
 import re
@@ -141,13 +142,16 @@ class LabelColumn:
         return sorted(values, key=int) if are_numbers(values) else sorted(values)
 
     def labels_of(self, names: list[str]) -> list[str] | None:
-        """The labels of classes with these names: the names themselves, or of words also the
-        positions, from 0; None if the column has others."""
+        """The labels of classes with these names; None if the column has others.
+
+        They are the names themselves, or the labels of the model's training data. If these are
+        words or unknown, they may also be the positions, from 0.
+        """
         positions = [str(i) for i in range(len(names))]
+        labels = self.source.checkpoint_labels or names
+        possible = [names, labels] if are_numbers(labels) else [names, labels, positions]
         values = set(self.distinct(self.first_split))
-        if values <= set(names):
-            return names
-        return None if are_numbers(names) or not values <= set(positions) else positions
+        return next((found for found in possible if values <= set(found)), None)
 
 
 class ClassColumn(LabelColumn):
@@ -280,10 +284,11 @@ class LabelSets(LabelColumn):
         return found
 
     def _entries(self, cell: str) -> list[Any]:
-        """The labels in a cell of text: a list in JSON, or with separators."""
-        if cell.startswith("["):
-            with suppress(ValueError):  # of text that begins with a bracket
-                return list(json.loads(cell))
+        """The labels in a cell of text: a list in JSON or Python, or with separators."""
+        if cell.startswith("[") and cell.endswith("]"):
+            for parse in (json.loads, ast.literal_eval):  # pandas writes lists as Python does
+                with suppress(ValueError, SyntaxError):  # of text in brackets
+                    return list(parse(cell))
         return cell.split(self.source.options.label_separator)
 
 
@@ -292,6 +297,11 @@ class NumberColumn(LabelColumn):
 
     content = "numbers"
     cell_types = (str, int, float)
+
+    @property
+    def values(self) -> list[str]:
+        """The name of the column: there are no classes."""
+        return self.names
 
     @property
     def names(self) -> list[str]:
@@ -338,6 +348,10 @@ class LabelledTables(TableSource, LabelledSource[S]):
     @property
     def class_names(self) -> list[str]:
         return self.targets.names
+
+    @property
+    def class_labels(self) -> list[str]:
+        return self.targets.values
 
     def sample_column(self, schema: pa.Schema) -> str:
         """Name of the column of samples; raises as `find_column`."""

@@ -30,6 +30,7 @@ CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
 CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
+TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", list: "a list"}
 JSON_TYPES = (int, float, bool, list, dict)  # of cells that become text
 MAX_NAMED = 5  # rows with a fault that a message names
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time
@@ -241,8 +242,7 @@ def type_fault(
     is_whole = isinstance(cell, float) and cell.is_integer()  # 2.0: a column that had gaps
     if (int if is_whole else type(cell)) in types:
         return None
-    words = {str: "text", int: "a whole number", float: "a number", list: "a list"}
-    wanted = " or ".join(words[kind] for kind in types)
+    wanted = " or ".join(TYPE_NAMES[kind] for kind in types)
     return f"has {json.dumps(row[name])[:40]} as {name}, which must be {wanted}"
 
 

@@ -58,9 +58,9 @@ def test_blank_lines_split_documents(
 ) -> None:
     monkeypatch.setattr(document_files, "TEXT_BLOCK", block)
     path = tmp_path / "a.txt"
-    path.write_bytes("\n \none é\ntwo\n \t\n\n  three\n\r\nfour\n\n\n".encode())
+    path.write_bytes("\n \none é\ntwo\n \t\n\n  three\n\r\nfour\r\nmore\r\n\r\nfive\r\n".encode())
     found = source(path, blank_lines=True)
-    assert joined(found.read("train")) == ["one é\ntwo", "three", "four"]
+    assert joined(found.read("train")) == ["one é\ntwo", "three", "four\r\nmore", "five"]
     assert joined(source(path).read("train")) == [path.read_bytes().decode()]
 
 
@@ -163,3 +163,29 @@ def test_statistics_are_computed_once_for_the_same_files(
     path.write_text("other text")
     assert source(path).statistics("train").characters == 10 and len(calls) == 2
     assert source(path, blank_lines=True).statistics("train").documents == 1 and len(calls) == 3
+
+
+QUOTES = {  # a TSV file, and the texts in it
+    'text\tlabel\n"Great" film\t1\nplain\t0\n': ['"Great" film', "plain"],
+    'text\tlabel\n"open\t1\nclosed"\t0\n': ['"open', 'closed"'],
+    'text\tlabel\n"in ""quotes"""\t1\nplain\t0\n': ['in "quotes"', "plain"],
+    'text\tlabel\n"two\nlines"\t1\n"a\ttab"\t0\n': ["two\nlines", "a\ttab"],
+    'text\n"two\nlines"\n': ["two\nlines"],
+    "text\tlabel\rone\t1\rtwo\t0\r": ["one", "two"],
+}
+
+
+@pytest.mark.parametrize("content", QUOTES)
+def test_quotation_marks_and_line_ends_of_tables(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(content.encode())
+    assert joined(source(path).read("train")) == QUOTES[content]
+
+
+@pytest.mark.parametrize("name", ["wiki_{}.txt", "wiki.{}.tokens.txt", "a-{}-1.txt"])
+def test_files_that_seem_to_be_splits_are_named(name: str, tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        (tmp_path / name.format(split)).write_text(split)
+    with pytest.warns(UserWarning, match=name.format("valid")):
+        found = source(tmp_path)
+        assert len([*found.read("train")]) == 3

@@ -118,3 +118,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.spm")
     with pytest.raises(DataError, match=r"pipe.spm"):
         Tokenizer.from_file(tmp_path / "pipe.spm")
+
+
+@pytest.mark.parametrize(
+    "option", ["byte_fallback", "treat_whitespace_as_suffix", "add_dummy_prefix"]
+)
+def test_models_that_split_in_another_way_are_refused(option: str, tmp_path: Path) -> None:
+    size = 400 if option == "byte_fallback" else 60
+    path = train(tmp_path, "a", ENGLISH, size, **{option: option != "add_dummy_prefix"})
+    with pytest.raises(DataError, match=option):
+        Tokenizer.from_file(path)

@@ -256,7 +256,7 @@ def test_texts_that_cannot_be_used() -> None:
         for texts in ([], ["", " \n"]):
             with pytest.raises(UsageError, match="empty"):
                 Tokenizer.train(texts, TokenizerConfig(kind))
-    with pytest.raises(UsageError, match=r"text 1502 is not UTF-8: 'a\\udcff'"):
+    with pytest.raises(UsageError, match=r"texts\[1501\] is not UTF-8: 'a\\udcff'"):
         trained().encode_batch(["fine"] * 1501 + ["a\udcff"])
 
 

@@ -91,6 +91,17 @@ def test_resized_crops_have_the_area_and_ratio_given_and_stay_inside() -> None:
     assert 0.72 < ratio.min() < ratio.max() < 1.38
 
 
+@pytest.mark.parametrize("smallest", [0.6, 0.9, 1.0])
+def test_large_crops_keep_the_smallest_area(smallest: float) -> None:
+    side = 64
+    ramp = torch.arange(side, dtype=torch.float).mul(3).to(torch.uint8)
+    image = torch.stack([ramp.expand(side, side), ramp[:, None].expand(side, side)])
+    out = Augment(AugmentConfig(resized_crop=smallest))(image.expand(500, -1, -1, -1)).float() / 3
+    width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) / (side - 1)
+    height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) / (side - 1)
+    assert (width * height).min() > smallest - 0.02
+
+
 @pytest.mark.parametrize("name", v2.RandAugment._AUGMENTATION_SPACE)
 def test_operation_equals_torchvision_on_single_images(name: str) -> None:
     op = OPERATIONS[name]

@@ -1,6 +1,7 @@
 """Decoding and resizing: the pixels are those of Pillow and torchvision."""
 
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from datamodules.vision.decoding import ResizeAndCrop, decode
+from datamodules.vision.decoding import RESIZE, ResizeAndCrop, center_crop, decode
 from tests.helpers.images import random_image
 
 
@@ -25,14 +26,18 @@ def test_every_colour_mode_is_decoded(mode: str, channels: int) -> None:
     assert np.array_equal(decode(file.getvalue(), channels).permute(1, 2, 0), expected)
 
 
-def test_photos_are_turned_upright() -> None:
+@pytest.mark.parametrize("before", [0, 60_000])
+def test_photos_are_turned_upright(before: int) -> None:
+    """Also behind a segment of other metadata."""
     image = Image.fromarray(np.arange(16 * 24, dtype=np.uint8).reshape(16, 24) // 2)
     file = io.BytesIO()
     exif = Image.Exif()
     exif[0x0112] = 6  # taken with the camera turned
     image.save(file, "JPEG", exif=exif, quality=100)
+    data = file.getvalue()
+    segment = b"\xff\xed" + (before + 2).to_bytes(2, "big") + bytes(before)
     expected = torch.from_numpy(np.rot90(np.asarray(image), 3).astype(np.int32))
-    upright = decode(file.getvalue(), 1)[0].int()
+    upright = decode(data[:2] + segment + data[2:], 1)[0].int()
     assert upright.shape == (24, 16) and (upright - expected).abs().max() <= 3
 
 
@@ -53,3 +58,21 @@ def test_bicubic_pixels_and_crops_are_those_of_pillow_and_torchvision(
     theirs = v2.Compose([v2.Resize(13, v2.InterpolationMode.BICUBIC), v2.CenterCrop(12)])
     ours = ResizeAndCrop(12, "bicubic", 0.9)(v2.functional.pil_to_tensor(image))
     assert torch.equal(ours, v2.functional.pil_to_tensor(theirs(image)))
+
+
+@pytest.mark.parametrize("shape", [(3, 1000), (1000, 3)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_centre_of_thin_images_is_as_if_all_were_resized(
+    shape: tuple[int, int], interpolation: Any
+) -> None:
+    ramp = torch.arange(1000).div(4, rounding_mode="floor").to(torch.uint8)
+    image = (ramp if shape[0] == 3 else ramp[:, None]).expand(1, *shape)
+    found = ResizeAndCrop(24, interpolation)(image)
+    whole = RESIZE[interpolation](image, shape[0] * 8, shape[1] * 8)
+    assert (found.int() - center_crop(whole, 24, 24).int()).abs().max() <= 1
+
+
+def test_a_thin_image_takes_little_memory() -> None:
+    """All of it, enlarged, would take 4 TB."""
+    image = torch.zeros(1, 1, 4_000_000, dtype=torch.uint8)
+    assert ResizeAndCrop(1000)(image).shape == (1, 1000, 1000)

@@ -6,8 +6,7 @@ import pytest
 import yaml
 
 from tests.helpers.command import Console, run
-from tests.helpers.results import checkpoint
-from tests.helpers.tiny import SHORT
+from tests.helpers.tiny import FEW_STEPS
 
 CONFIGS = {  # the content of a file, and what the sentence names beside the file
     "preset: [tiny]": "preset is a list",
@@ -43,23 +42,13 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
 @pytest.mark.plain_every(3)
 @pytest.mark.parametrize("text", CONFIGS, ids=lambda text: text[:60])
 def test_config_files(text: str, console: Console) -> None:
-    Path("c.yaml").write_text(text)
-    console.refused("fit --config c.yaml", CONFIGS[text], "c.yaml")
+    lines = ["data.source: digits", "model.pretrained: a", "model: {label_smoothing: 0.2}"]
+    Path("c.yaml").write_text("\n".join(lines))
+    assert run(f"fit {FEW_STEPS} --config c.yaml --run_dir b") == 0
+    nets = [yaml.safe_load(Path(name, "config.yaml").read_text())["model"] for name in "ab"]
+    assert nets[1]["net"] == nets[0]["net"] and nets[1]["label_smoothing"] == 0.2
 
 
-@pytest.mark.parametrize("text", ["preset: [tiny]", "trainer: 5", "modell: {net: {}}", "# nothing"])
-def test_config_of_a_run_folder(text: str, run_copy: Path, console: Console) -> None:
-    (run_copy / "config.yaml").write_text(text)
-    console.refused(f"fit --resume {run_copy}", CONFIGS[text], "config.yaml")
-
-
-def test_good_config_files() -> None:
-    """With a byte order mark and an anchor, and sections as options."""
-    Path("net.yaml").write_text("{stack: {width: 32, heads: 2}}")
-    Path("c.yaml").write_text("\ufefftrainer: &a {max_epochs: 1}\ndata: {source: digits}\n")
-    line = f"fit --config c.yaml {SHORT.replace('--trainer.max_epochs 2', '')} --preset digits"
-    assert run(f"{line} --model.net net.yaml --model.optimizer '{{lr: 1e-4}}' --run_dir r") == 0
-    assert checkpoint("r")["global_step"] == 4
-    config = yaml.safe_load(Path("r/config.yaml").read_text())
-    assert config["model"]["net"]["stack"]["width"] == 32
-    assert config["model"]["optimizer"]["lr"] == 1e-4
+def test_deep_nesting_is_one_sentence(console: Console) -> None:
+    Path("deep.yaml").write_text("trainer: " + "[" * 3000 + "]" * 3000)
+    console.refused("fit --config deep.yaml", "deep.yaml")

@@ -13,10 +13,10 @@ import pytest
 from tasks.errors import RunError
 from tasks.lab import runner
 from tasks.lab.__main__ import main
-from tasks.lab.plan import Run, make_plan, save_plan
+from tasks.lab.plan import Run, make_plan
 from tasks.lab.runner import Job, Runner
 from tasks.lab.spec import read_lab
-from tasks.lab.state import error_of, failure_file, log_file, run_folder
+from tasks.lab.state import error_of, failure_file, log_file, run_folder, save_plan
 from tasks.tracking.csv_files import write_csv
 from tests.helpers.command import ROOT, Capture, Patch
 from tests.helpers.labs import LAB, rows, start, write_lab

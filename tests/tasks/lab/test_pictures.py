@@ -13,9 +13,10 @@ from modules.models.swin import SWIN_PRESETS, Swin, SwinConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.patch_embedding import STEMS
 from tasks.lab.pictures import BLOCK, draw
-from tasks.lab.plan import Plan, Run, save_plan
+from tasks.lab.plan import Plan, Run
 from tasks.lab.report import table_of_means, write_report
 from tasks.lab.results import metric_by_point, read_results
+from tasks.lab.state import save_plan
 from tasks.tracking.csv_files import write_csv
 from tasks.training.gradient_norms import layer_of
 from tests.helpers.tiny_models import MODELS, STACK, tiny

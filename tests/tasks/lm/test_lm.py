@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tessera
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -288,3 +289,18 @@ def test_few_steps_are_told_unless_they_were_asked_for(length: str, console: Con
     told = [str(one.message) for one in caught if "--trainer.max_epochs" in str(one.message)]
     assert bool(told) == (length == "")
     assert all("--data.batch_size" in message for message in told)
+
+
+def test_packed_documents_are_scored_apart(console: Console) -> None:
+    """As `test` and Python do."""
+    texts = [f"document {i} of {i * 37 % 50} words: {'w ' * (i % 9)}end" for i in range(40)]
+    Path("docs.txt").write_text("\n\n".join(texts))
+    line = f"fit {SMALL_LM} --data.path docs.txt --data.packing documents --run_dir packed"
+    line += " --data.dataset.blank_lines true --data.tokenizer.vocabulary 300"
+    assert run(f"{line} --model.optimizer.lr 0.01 --trainer.max_steps 20", "lm") == 0
+    line = "score --ckpt_path packed --input docs.txt --data.blank_lines true"
+    (found,) = console.objects(line, "lm")
+    scores = tessera.load("packed").score(texts)
+    tokens = sum(score.tokens for score in scores)
+    loss = sum(score.loss * score.tokens for score in scores) / tokens
+    assert (found["tokens"], found["loss"]) == (tokens, pytest.approx(loss, rel=1e-5))

@@ -1,0 +1,72 @@
+"""Classes whose labels in the data have other names, when only some of them are tested."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.reviews import ReviewData
+from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
+from datamodules.tokenizers import TokenizerConfig
+from datamodules.utils.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+NAMES = ["awful", "bad", "fair", "good", "great"]
+
+
+def table(path: str, labels: list[Any]) -> str:
+    """A table with four texts for each label."""
+    Path(path).parent.mkdir(exist_ok=True)
+    rows = [f"it is {label} {i},{label}" for i in range(4) for label in labels]
+    Path(path).write_text("\n".join(["text,label", *rows]) + "\n")
+    return path
+
+
+def reviews(path: str, **options: Any) -> ReviewData:
+    dataset = TextDatasetOptions(**options)
+    return ReviewData(path=path, dataset=dataset, tokenizer=TokenizerConfig(vocabulary=100))
+
+
+def classes_of(path: str, trained: ReviewData) -> set[tuple[int, int]]:
+    """The labels of a table and the classes that a model of other data is tested with."""
+    data = reviews(path)
+    data.set_metadata(trained.metadata())
+    data.prepare_data()
+    data.setup("test")
+    split = data.source.split("test")
+    raw = [int(text.split()[2]) for text in split.column.to_pylist()]
+    return set(zip(raw, split.labels.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("first", [0, 1, 7])
+def test_labels_of_a_test_mean_what_they_meant_in_training(first: int) -> None:
+    labels = [*range(first, first + 5)]
+    trained = reviews(table("train.csv", labels), class_names=NAMES)
+    trained.prepare_data()
+    trained.setup("fit")
+    for some in (labels, labels[:4], labels[1:], labels[2:3]):
+        for path in ("some.csv", "folder/test.csv"):
+            expected = {(label, label - first) for label in some}
+            assert classes_of(table(path, some), trained) == expected
+
+
+@pytest.mark.parametrize("name", [False, True])
+def test_names_that_yaml_takes_for_booleans_are_refused(name: bool) -> None:
+    with pytest.raises(UsageError, match="quotes"):
+        TextDatasetOptions(class_names=["a", name])
+
+
+@pytest.mark.parametrize("form", ["['green', 'red']", '[""green"", ""red""]', "green,red"])
+def test_lists_of_labels_as_pandas_json_and_people_write_them(form: str) -> None:
+    rows = [f'one,"{form}"', 'two,"[]"' if form[0] == "[" else "two,", "three,red"]
+    Path("sets.csv").write_text("\n".join(["text,labels", *rows]))
+    options = TextDatasetOptions(problem_type="multi_label_classification")
+    source = TEXT_SOURCES["csv"]("sets.csv", options)
+    assert source.class_names == ["green", "red"]
+    assert torch.equal(source.labels("train"), torch.tensor([[1.0, 1.0], [0, 0], [0, 1]]))

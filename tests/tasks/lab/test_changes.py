@@ -1,0 +1,76 @@
+"""A laboratory's file that is changed between two commands for one folder."""
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.lab.__main__ import main
+from tests.helpers.labs import rows, start, write_lab
+from tests.helpers.results import summary
+
+ONE: dict[str, Any] = {"axes": {"model.net.stack.order": ["pre"]}, "compare": {}}
+
+
+def lab(**changes: Any) -> None:
+    """Runs a laboratory with these entries to its end."""
+    write_lab(**{**ONE, **changes})
+    process = start("run lab.yaml --output out")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+
+
+@pytest.mark.slow
+def test_a_stopped_run_with_other_options_starts_anew() -> None:
+    write_lab(**ONE, budget={"steps": 3000})
+    process = start("run lab.yaml --output out")
+    target = Path("out/runs/order=pre,seed=0")
+    while not list(target.glob("checkpoints/*.ckpt")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    lab(budget={"steps": 4}, seeds=[0])
+    assert summary(target)["steps"] == 4
+    assert rows()[0]["command"] == summary(target)["command"]
+
+
+@pytest.mark.slow
+def test_finished_runs_of_earlier_plans_are_not_mixed_with_others(capsys: Any) -> None:
+    lab(seeds=[0], budget={"steps": 2})
+    lab(seeds=[1], budget={"steps": 3})
+    write_lab(**ONE, seeds=[0, 1], budget={"steps": 3})
+    assert main(["run", "lab.yaml", "--output", "out"]) == 2
+    assert "seed=0, which was run with other options" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_evaluation_with_other_options_is_done_again() -> None:
+    found = []
+    for batches in (1, 2):
+        lab(evaluations={"some": {"trainer.limit_test_batches": batches}})
+        found.append(rows()[0]["test/loss some"])
+        assert f"--trainer.limit_test_batches {batches}" in rows()[0]["tests"]
+    assert found[0] != found[1]
+    times = [path.stat().st_mtime_ns for path in sorted(Path("out").rglob("summary.json"))]
+    lab(evaluations={"some": {"trainer.limit_test_batches": 2}})
+    assert times == [p.stat().st_mtime_ns for p in sorted(Path("out").rglob("summary.json"))]
+
+
+def test_steps_of_a_model_of_pixels_are_counted(capsys: Any) -> None:
+    options = {"data.batch_size": 16}
+    write_lab(task="igpt", options=options, **ONE, budget={"tokens": 16 * 64 * 5})
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 0
+    assert "--trainer.max_steps 5" in capsys.readouterr().out
+
+
+METRICS = {"best val/loss": {}, "best train/loss": {}, "val/acc": {"evaluations": {"a": {}}}}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_that_no_file_will_hold_are_refused(name: str, capsys: Any) -> None:
+    write_lab(**ONE, **METRICS[name], metric={"name": name, "goal": "minimize"})
+    assert main(["run", "lab.yaml", "--output", "out"]) == 2
+    assert f"there is no {name}" in capsys.readouterr().err and not Path("out").exists()

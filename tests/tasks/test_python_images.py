@@ -1,0 +1,40 @@
+"""Images in Python that cannot be read, and what a model says of itself."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tessera
+from PIL import Image
+
+from tasks.errors import UsageError
+from tests.helpers.tiny import picture
+
+UNUSUAL = {  # one image of a list, and what the message says of it
+    "Pillow, 32 bits": (Image.new("I", (8, 8)), "mode I"),
+    "Pillow, Lab": (Image.new("LAB", (8, 8)), "LAB"),
+    "a tensor of none": (np.zeros((0, 8), np.uint8), r"\(0, 8\)"),
+}
+
+
+@pytest.mark.parametrize("task", ["vit", "igpt"])
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_images_are_named_by_their_number(name: str, task: str, runs: Path) -> None:
+    image, words = UNUSUAL[name]
+    with pytest.raises(UsageError, match=rf"^images\[1\]: .*{words}"):
+        tessera.load(runs / task).embed([picture(8, "L"), image])
+
+
+@pytest.mark.parametrize("task", ["vit", "igpt"])
+def test_what_is_no_list_of_images_is_refused(task: str, runs: Path) -> None:
+    model: Any = tessera.load(runs / task)
+    for given in ({"image": [picture(8, "L")]}, None):
+        with pytest.raises(TypeError, match=type(given).__name__):
+            model.embed(given)
+
+
+@pytest.mark.parametrize("task", ["vit", "mae", "lm"])
+def test_packed_weights_are_counted(task: str, runs: Path) -> None:
+    count = f"{sum(p.numel() for p in tessera.load(runs / task).net.parameters()):,} parameters"
+    assert count in repr(tessera.load(runs / task, packed=True))

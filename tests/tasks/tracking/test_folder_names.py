@@ -1,0 +1,56 @@
+"""Run folders with odd names, in other places, and of runs that the time ended."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.command import Console, run
+from tests.helpers.results import metrics
+from tests.helpers.tiny import FEW_STEPS
+
+LONG = f"{FEW_STEPS} --data.source digits --data.batch_size 16"
+
+
+def test_latest_is_there_if_runs_is_a_link() -> None:
+    Path("disk").mkdir()
+    Path("runs").symlink_to("disk")
+    assert run(f"fit {LONG}") == 0
+    assert Path("runs/vit/latest/summary.json").exists()
+
+
+def test_brackets_of_a_name_are_printed(console: Console) -> None:
+    out, _ = console.printed(f"fit {LONG} --run_dir a[lr3]")
+    assert out.count("a[lr3]/checkpoints/best.ckpt") >= 2
+
+
+def test_a_validation_between_steps_is_of_the_step_before() -> None:
+    """4 batches make a step: 2 and 6 batches are after steps 0 and 1."""
+    line = f"fit {LONG} --trainer.limit_train_batches 8 --trainer.accumulate_grad_batches 4"
+    assert run(f"{line} --trainer.val_check_interval 2 --run_dir a") == 0
+    validated = [(row["step"], row["val/loss"]) for row in metrics("a") if "val/loss" in row]
+    assert [step for step, _ in validated] == ["0", "1", "1", "2"]
+    assert validated[1] == validated[2] and validated[0][1] != validated[1][1]
+
+
+def test_a_run_with_its_checkpoints_elsewhere_resumes_from_any_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert run(f"fit {LONG} --run_dir a --checkpoint.dirpath kept") == 0
+    Path("sub").mkdir()
+    monkeypatch.chdir("sub")
+    assert run("fit --resume ../a --trainer.max_epochs 2") == 0
+    assert not list(Path().iterdir()) and metrics("../a")[-1]["epoch"] == "2"
+
+
+def test_the_time_that_ended_a_run_is_named(console: Console) -> None:
+    line = "fit --config configs/vit/digits.yaml --trainer.max_time 00:00:00:01"
+    out, _ = console.printed(f"{line} --trainer.limit_test_batches 0 --run_dir a")
+    assert "--trainer.max_time DD:HH:MM:SS" in out
+    out, _ = console.printed("fit --resume a")
+    assert "nothing was left" in out and "max_time" in out and "max_epochs" not in out
+
+
+@pytest.mark.parametrize("name", ["Timer", "LearningRateFinder"])
+def test_callbacks_that_cannot_be_used_are_refused(name: str, console: Console) -> None:
+    console.refused(f"fit {LONG} --trainer.callbacks {name}", name)
+    assert not Path("runs").exists()
