@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from tests.helpers.command import Console, run
-from tests.helpers.tiny import FEW_STEPS
+from tests.helpers.results import checkpoint
+from tests.helpers.tiny import FEW_STEPS, SHORT
 
 CONFIGS = {  # the content of a file, and what the sentence names beside the file
     "preset: [tiny]": "preset is a list",
@@ -42,6 +43,31 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
 @pytest.mark.plain_every(3)
 @pytest.mark.parametrize("text", CONFIGS, ids=lambda text: text[:60])
 def test_config_files(text: str, console: Console) -> None:
+    Path("c.yaml").write_text(text)
+    console.refused("fit --config c.yaml", CONFIGS[text], "c.yaml")
+
+
+@pytest.mark.parametrize("text", ["preset: [tiny]", "trainer: 5", "modell: {net: {}}", "# nothing"])
+def test_config_of_a_run_folder(text: str, run_copy: Path, console: Console) -> None:
+    (run_copy / "config.yaml").write_text(text)
+    console.refused(f"fit --resume {run_copy}", CONFIGS[text], "config.yaml")
+
+
+def test_good_config_files() -> None:
+    """With a byte order mark and an anchor, and sections as options."""
+    Path("net.yaml").write_text("{stack: {width: 32, heads: 2}}")
+    Path("c.yaml").write_text("\ufefftrainer: &a {max_epochs: 1}\ndata: {source: digits}\n")
+    line = f"fit --config c.yaml {SHORT.replace('--trainer.max_epochs 2', '')} --preset digits"
+    assert run(f"{line} --model.net net.yaml --model.optimizer '{{lr: 1e-4}}' --run_dir r") == 0
+    assert checkpoint("r")["global_step"] == 4
+    config = yaml.safe_load(Path("r/config.yaml").read_text())
+    assert config["model"]["net"]["stack"]["width"] == 32
+    assert config["model"]["optimizer"]["lr"] == 1e-4
+
+
+def test_names_with_dots_are_those_of_sections() -> None:
+    """Also for what reads configs before the parser: the data, and the weights to start from."""
+    assert run(f"fit {SHORT} --data.source digits --run_dir a") == 0
     lines = ["data.source: digits", "model.pretrained: a", "model: {label_smoothing: 0.2}"]
     Path("c.yaml").write_text("\n".join(lines))
     assert run(f"fit {FEW_STEPS} --config c.yaml --run_dir b") == 0
