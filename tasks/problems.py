@@ -111,10 +111,10 @@ class Problem(ABC):
     def check_top_k(self, top_k: int) -> None:
         """Raises `UsageError` if an input has no `top_k` most likely classes."""
         if top_k < 1:
-            raise UsageError(f"top_k is {top_k}, but must be at least 1")
+            raise UsageError(f"--top_k {top_k} must be at least 1")
         if top_k > len(self.names):
             raise UsageError(
-                f"top_k {top_k} exceeds the {len(self.names)} classes of the model: lower it, or "
+                f"--top_k {top_k} exceeds the {len(self.names)} classes of the model: lower it, or "
                 "leave it out for the probabilities of all"
             )
 
@@ -377,7 +377,7 @@ class Regression(Problem):
     def check_top_k(self, top_k: int) -> None:
         """Raises `UsageError`."""
         raise UsageError(
-            f"top_k {top_k} is for classes, and the model predicts a number: leave it out"
+            f"--top_k {top_k} is for classes, and the model predicts a number: leave it out"
         )
 
 

@@ -88,7 +88,7 @@ def test_the_most_likely_classes(runs: Path) -> None:
     assert isinstance(found, tessera.Prediction)
     assert [*found.probabilities.items()] == digits.predict(image).top(3)
     for wrong in (0, 3):
-        with pytest.raises(tessera.UsageError, match=f"top_k (is )?{wrong}"):
+        with pytest.raises(tessera.UsageError, match=f"top_k {wrong}"):
             model.predict("good", top_k=wrong)
 
 
