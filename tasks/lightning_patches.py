@@ -110,12 +110,7 @@ class EpochLoop(_TrainingEpochLoop):
         if not self._should_accumulate():
             self.states = random_states(self.trainer.strategy.root_device)
             call_hook(self.trainer, "after_step")
-        # Lightning logs a validation after a step as of that step, but one between steps, while
-        # gradients are accumulated, as of the next.
-        between_steps = self.validation_due and self._should_accumulate()
-        self._batches_that_stepped -= between_steps
         super().on_advance_end(data_fetcher)
-        self._batches_that_stepped += between_steps
         self.validation_due = False
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:

@@ -12,6 +12,7 @@ from tasks.base import Task
 from tasks.cli.signals import SignalHandler
 from tests.helpers.cases import (
     CASES,
+    SHARED,
     TWO,
     UninterruptedRuns,
     assert_same,
@@ -23,7 +24,7 @@ from tests.helpers.cases import (
 from tests.helpers.command import Patch, run
 from tests.helpers.faults import KILL_POINTS, send_signal
 from tests.helpers.forked import Running, Server
-from tests.helpers.results import checkpoint, same
+from tests.helpers.results import checkpoint, metrics, same
 from tests.helpers.tiny import SHORT
 
 
@@ -70,6 +71,20 @@ def test_killed_in_the_middle(
     out = server.run(line, folder, task, ranks=ranks)
     assert "resuming from" not in out
     assert_same(folder / "r", uninterrupted_runs(case, ranks))
+
+
+@pytest.mark.slow
+def test_a_validation_between_steps_is_logged_once(server: Server, folder: Path) -> None:
+    """Killed after it, and before the next step: the resumed run validates again."""
+    line = f"fit {SHARED} --trainer.max_epochs 1 --trainer.limit_train_batches 16 --run_dir r"
+    line += " --trainer.accumulate_grad_batches 4 --trainer.val_check_interval 6"
+    line = line.replace("every_n_train_steps 2", "every_n_train_steps 1")
+    assert server.start(line, folder, before=signal_at("step")).wait() == [-signal.SIGKILL]
+    validated = [row for row in metrics(folder / "r") if "val/loss" in row]
+    assert len(validated) == 1
+    server.run("fit --resume r", folder)
+    assert [row for row in metrics(folder / "r") if "val/loss" in row][0] == validated[0]
+    assert sum("val/loss" in row for row in metrics(folder / "r")) == 3  # 6, 12, 16 batches
 
 
 @pytest.mark.slow

@@ -24,15 +24,6 @@ def test_brackets_of_a_name_are_printed(console: Console) -> None:
     assert "a[lr3]/checkpoints/best.ckpt" in "".join(cells)  # a long path takes several lines
 
 
-def test_a_validation_between_steps_is_of_the_step_before() -> None:
-    """4 batches make a step: 2 and 6 batches are after steps 0 and 1."""
-    line = f"fit {LONG} --trainer.limit_train_batches 8 --trainer.accumulate_grad_batches 4"
-    assert run(f"{line} --trainer.val_check_interval 2 --run_dir a") == 0
-    validated = [(row["step"], row["val/loss"]) for row in metrics("a") if "val/loss" in row]
-    assert [step for step, _ in validated] == ["0", "1", "1", "2"]
-    assert validated[1] == validated[2] and validated[0][1] != validated[1][1]
-
-
 def test_a_run_with_its_checkpoints_elsewhere_resumes_from_any_folder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
