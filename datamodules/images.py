@@ -172,8 +172,8 @@ class ImageData(ResumableDataModule):
                 )
         if not all(map(math.isfinite, [*mean, *std])) or min(std) <= 0:
             raise UsageError(
-                f"--data.dataset.mean is {mean} and std {std}, but all must be finite, and std "
-                "above 0."
+                f"--data.dataset.mean is {mean} and std is {std}; all must be finite, and "
+                "every std above 0."
             )
         return {**self._layout, "mean": mean, "std": std}
 

@@ -206,8 +206,8 @@ class StackConfig:
         )
         require(
             self.norm != "batchnorm" or not self.checkpoint_activations,
-            'checkpoint_activations runs each block twice, which norm "batchnorm" would count as '
-            "two batches; leave it out, or choose another norm.",
+            'checkpoint_activations runs each block twice, so norm "batchnorm" would count '
+            "each batch twice; leave it out, or choose another norm.",
         )
         require(
             self.layer_scale is None or math.isfinite(self.layer_scale),

@@ -51,6 +51,6 @@ def parameter_depths(net: nn.Module) -> dict[str, int]:
         if block and block[0] not in blocks:
             blocks.append(block[0])
         depths[name] = len(blocks) + (block is None and bool(blocks))
-    # An encoder-decoder has its output layer before its blocks.
+    # An encoder-decoder registers its output layer before its blocks.
     last = [name for name in depths if name.startswith(("unembed.", "head."))]
     return depths | dict.fromkeys(last, len(blocks) + 1)

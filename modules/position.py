@@ -45,7 +45,7 @@ def resize_grid(table: Tensor, grid: tuple[int, ...]) -> Tensor:
 
 
 def checked_base(base: float) -> float:
-    """Raises `ValueError` unless `frequencies` has a meaning for this base."""
+    """Returns the base; raises `ValueError` unless it is above 0."""
     require(base > 0, f"base is {base}; give a number above 0.")
     return base
 

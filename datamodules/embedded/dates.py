@@ -21,7 +21,7 @@ MAX_DIGITS = 6  # of a number
 
 
 def generate(
-    seed: int = 0, train: int = 8000, val: int = 500, test: int = 1000
+    seed: int = 0, train: int = 12_000, val: int = 500, test: int = 1000
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Generates splits of English texts, and the same in French; sizes are numbers of pairs.
 

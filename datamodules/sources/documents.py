@@ -15,7 +15,7 @@ from datamodules.utils.files import read_bytes
 from datamodules.utils.progress import progress_bar
 
 PIECE_SIZE = 2**16  # characters of a document that are handled at once
-CACHE_VERSION = "1"  # of the statistics on disk
+CACHE_VERSION = "2"  # of the statistics on disk
 PROGRESS_FROM = 200_000_000  # bytes from which on reading shows a progress bar
 
 

@@ -45,7 +45,7 @@ class SourceOptions(HubOptions):
                 if isinstance(name, bool):
                     raise UsageError(
                         f"--data.dataset.class_names has {name}: YAML reads no, yes, off, on, "
-                        "false and true without quotes so. Put quotes around such names: "
+                        "false and true without quotes as booleans. Quote such names: "
                         "\"['no', 'yes']\"."
                     )
             object.__setattr__(self, "class_names", [str(name) for name in self.class_names])
@@ -105,7 +105,7 @@ class LabelledSource(Source, Generic[S]):
         return self.class_names
 
     def use_checkpoint(self, metadata: Mapping[str, Any]) -> None:
-        """Takes the classes of the metadata of a checkpoint; older ones lack the labels."""
+        """Takes the classes from a checkpoint's metadata; older checkpoints lack the labels."""
         self.checkpoint_classes = metadata["class_names"]
         self.checkpoint_labels = metadata.get("class_labels")
 

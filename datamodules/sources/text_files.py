@@ -49,7 +49,7 @@ class TextHub(LabelledTables[TextSamples], TextSource):
     def labels(self, split: str) -> Tensor:
         """(S,) int64; for pretraining they are not checked, and 0 without a column of classes.
 
-        A column of measures or ids, or in which most rows have a label of their own, has none.
+        A column that fine-tuning refuses, of measures or ids, is not one of classes.
         """
         if self.labelled:
             return super().labels(split)
@@ -59,9 +59,9 @@ class TextHub(LabelledTables[TextSamples], TextSource):
         candidates = set(names) & set(self.label_candidates(columns.schema))
         if one_each and (self.options.label_column or candidates):
             column = ClassColumn(self)
-            if 2 * len(column.values) <= columns.num_rows and not any(
-                is_no_class(value) for value in column.values
-            ):
+            repeated = len(column.values) < columns.num_rows or self.has("val")
+            measured = any(is_no_class(value) for value in column.values)
+            if self.options.class_names or (repeated and not measured):
                 return column.class_indices(split)
         return torch.zeros(columns.num_rows, dtype=torch.int64)
 

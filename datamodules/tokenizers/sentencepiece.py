@@ -33,7 +33,7 @@ def convert_sentencepiece(path: Path) -> str:
         "remove_extra_whitespaces": not settings.remove_extra_whitespaces,
     }
     if unusual := [name for name, is_unusual in others.items() if is_unusual]:
-        raise ValueError(f"its option {unusual[0]} is not the usual one, which is not supported")
+        raise ValueError(f"its option {unusual[0]} has a value that is not supported")
     kinds = ModelProto.SentencePiece
     unknown = next((piece.piece for piece in model.pieces if piece.type == kinds.UNKNOWN), "<unk>")
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == kinds.NORMAL}

@@ -63,12 +63,12 @@ def read_run(folder: Path, app: App) -> SavedRun:
     dirpath = options.get("checkpoint", {}).get("dirpath")
     checkpoints = folder / "checkpoints"
     if dirpath and isinstance(dirpath, str):
-        checkpoints = Path(dirpath)
+        checkpoints = Path(dirpath).expanduser()
     path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
     if checkpoint is None:
         best = folder / "checkpoints" / "best.ckpt"
         has_ended = (folder / "summary.json").exists()
-        if has_ended or (dirpath and best.exists()):
+        if has_ended or (best.exists() and not checkpoints.is_absolute() and dirpath):
             read_checkpoint(checkpoints / LAST)  # raises an error: it is missing
         print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
     damaged = None if path == checkpoints / LAST else checkpoints / LAST

@@ -96,7 +96,7 @@ def read_config(value: str) -> Options:
 
 
 def nested(options: Options) -> Options:
-    """Options of a file, those like `model.net.patch_size: 2` as those of sections.
+    """Options of a file, with dotted names such as `model.net.patch_size: 2` put into sections.
 
     >>> nested({"model": {"preset": "a"}, "model.net.patch_size": 2})
     {'model': {'preset': 'a', 'net': {'patch_size': 2}}}

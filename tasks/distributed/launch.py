@@ -178,9 +178,9 @@ class SameCheckpoint(Callback):
         if self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
             given = [f"--trainer.{name} {n}" for name, n in limits.items() if n not in (None, -1)]
-            if ending_option(trainer) == "max_time":
-                given = ["--trainer.max_time, which is over"]
             why = f", with {' and '.join(given)}" if given else ""
+            if ending_option(trainer) == "max_time":
+                why = ", as the time of --trainer.max_time is over"
             rank_zero_only(print)(f"nothing was left to train after step {self.start_step}{why}")
 
 

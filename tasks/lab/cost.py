@@ -21,7 +21,8 @@ class StepCost:
     """The cost of an optimizer step, and what else building the network has told.
 
     Args:
-        tokens: Mean over the first batches, with padding; of pairs both sides, of images patches.
+        tokens: Mean over the first batches, with padding; of pairs both sides, of images
+            patches or pixels.
         flops: Mean, forward and backward, as `torch.utils.flop_counter` counts.
         parameters: Of the network.
         metrics: Names of what training and validation log.
@@ -99,7 +100,7 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
     model.train()
     loader = iter(data.train_dataloader())
     batches = [next(loader)]
-    if "image" not in batches[0]:  # all images have equally many patches
+    if "image" not in batches[0]:  # all images have the same size
         batches += islice(loader, BATCHES - 1)
     tokens = [tokens_of(batch, model.net) for batch in batches]
     computed = [data.on_before_batch_transfer(one, 0) for one in batches[:COMPUTED_BATCHES]]

@@ -30,7 +30,7 @@ class Run:
         arguments: Of the task's command line, `fit` first.
         evaluations: Arguments of the tests after training, by name.
         steps: Planned optimizer steps; None if the time or its options end it.
-        step_tokens: Tokens, with padding, or patches of a step.
+        step_tokens: Tokens, with padding, or patches or pixels, of a step.
         step_flops: FLOPs of a step, forward and backward.
         parameters: Of the network.
     """
@@ -214,7 +214,7 @@ def check_metric(lab: Lab, cost: StepCost, where: str) -> None:
     """Refuses a metric that no file of a run will hold."""
     validated = [name for name in cost.metrics if name.startswith("val/")]
     known = [name.replace("val/", "test/") for name in validated]
-    if not lab.evaluations:  # which have metrics of their own test only
+    if not lab.evaluations:  # the files of evaluations hold metrics of the test only
         known += [*validated, *cost.metrics, f"best {cost.monitor}"]
     if lab.metric not in known:
         raise UsageError(

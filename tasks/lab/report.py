@@ -133,5 +133,5 @@ def list_of_commands(plan: Plan) -> str:
     commands = [line for run in all_runs(plan) for line in (run.command, *run.test_commands)]
     shown = "\n".join(commands[:MAX_COMMANDS])
     if len(commands) > MAX_COMMANDS:
-        shown += f"\n... and {len(commands) - MAX_COMMANDS:,} more, in plan.json"
+        shown += f"\n... and {len(commands) - MAX_COMMANDS:,} more, as arguments in plan.json"
     return f"\n## Commands\n\n```\n{shown}\n```\n"

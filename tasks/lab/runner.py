@@ -23,6 +23,7 @@ from tasks.lab.state import (
     forget_failures,
     is_evaluated,
     is_finished,
+    is_same,
     is_trained,
     log_file,
     next_command,
@@ -136,7 +137,9 @@ class Runner:
         evaluation, arguments = command
         target = run_folder(self.folder, run)
         if arguments == run.arguments and target.exists():
-            shutil.rmtree(target)  # stopped before its first checkpoint, or with other options
+            if not is_same(self.folder, run):
+                print(f"{run.name} was started with other options: it starts anew", flush=True)
+            shutil.rmtree(target)
         if "--resume" not in arguments:
             save_command(self.folder, run, evaluation)
         if evaluation:

@@ -37,11 +37,13 @@ def command_file(folder: Path, run: Run, evaluation: str = "") -> Path:
 
 def save_command(folder: Path, run: Run, evaluation: str) -> None:
     """Keeps the arguments of what is started."""
-    write_text(command_file(folder, run, evaluation), arguments_line(run, evaluation))
+    write_text(command_file(folder, run, evaluation), arguments_line(folder, run, evaluation))
 
 
-def arguments_line(run: Run, evaluation: str = "") -> str:
-    return shlex.join(run.evaluations[evaluation] if evaluation else run.arguments) + "\n"
+def arguments_line(folder: Path, run: Run, evaluation: str = "") -> str:
+    """Arguments without the laboratory's folder, which may be moved."""
+    arguments = run.evaluations[evaluation] if evaluation else run.arguments
+    return shlex.join(arguments).replace(str(folder), ".") + "\n"
 
 
 def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
@@ -50,7 +52,7 @@ def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
     True for folders of earlier versions, which do not say.
     """
     path = command_file(folder, run, evaluation)
-    return not path.exists() or path.read_text() == arguments_line(run, evaluation)
+    return not path.exists() or path.read_text() == arguments_line(folder, run, evaluation)
 
 
 def is_trained(folder: Path, run: Run) -> bool:
@@ -82,7 +84,11 @@ def error_of(folder: Path, run: Run) -> str:
 def refusals_of(folder: Path, run: Run) -> dict[str, str]:
     """Why the network refuses evaluations, by their names."""
     files = {name: refusal_file(folder, run, name) for name in run.evaluations}
-    return {name: path.read_text().strip() for name, path in files.items() if path.exists()}
+    return {
+        name: path.read_text().strip()
+        for name, path in files.items()
+        if path.exists() and is_same(folder, run, name)
+    }
 
 
 def forget_failures(folder: Path, run: Run) -> None:

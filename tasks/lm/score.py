@@ -54,7 +54,8 @@ class ScoreOptions(InferenceOptions):
 
     A window of the model's context slides over the text by the stride. Each token counts once, in
     the first window that has it, so at least context - stride tokens precede it there, except at
-    the beginning of the text.
+    the beginning of the text. Documents are scored apart if the model was trained with
+    `--data.packing documents`.
 
     Args:
         text: Text to score instead of `input`; may be given several times.
@@ -86,18 +87,31 @@ def score(options: ScoreOptions) -> None:
     stride = check_windows(model.net, options.stride, options.batch_size)
     texts: list[str | None] = [*options.text] or [None]
     files = [load_tokens(options.input, text, options.data, model.metadata) for text in texts]
+    packing = model.metadata.get("packing", "windows")  # older checkpoints do not say
     for file in files:
-        if len(file.tokens) < 2:
+        if not len(bounds(file, packing)[0]):
             name = options.input or "--text"
-            raise UsageError(f"{name} has only one token, nothing to predict: give a longer text")
+            each = " in each document" if packing == "documents" else ""
+            raise UsageError(
+                f"{name} has only one token{each}, nothing to predict: give a longer text"
+            )
     with printing_to(options.output):
         for text, file in zip(texts, files, strict=True):
-            packing = model.metadata.get("packing", "windows")  # older checkpoints do not say
             scores = score_file(model.net, file, packing, stride, options.batch_size)
             if options.json:
                 print(json.dumps(scores))
             else:
                 table(options.input or textwrap.shorten(text or "", TITLE_WIDTH), scores)
+
+
+def bounds(file: Any, packing: str) -> tuple[Any, Any]:
+    """Where each text with a token to predict begins and ends, the end excluded."""
+    begin, end = np.array([0]), np.array([len(file.tokens)])
+    if packing == "documents":
+        has_prefix = int(file.offsets[0] > 0)  # a separator before each
+        begin, end = file.offsets[:-1] - has_prefix, file.offsets[1:]
+    predicts = end - begin > 1
+    return begin[predicts], end[predicts]
 
 
 def score_file(
@@ -107,11 +121,7 @@ def score_file(
 
     Other arguments as in `total_losses`.
     """
-    begin, end = np.array([0]), np.array([len(file.tokens)])  # of each text
-    if packing == "documents":
-        has_prefix = int(file.offsets[0] > 0)  # a separator before each
-        begin, end = file.offsets[:-1] - has_prefix, file.offsets[1:]
-        begin, end = begin[end - begin > 1], end[end - begin > 1]
+    begin, end = bounds(file, packing)
     texts = [file.tokens[first:last] for first, last in zip(begin, end, strict=True)]
     found = total_losses(net, texts, stride, batch_size)
     loss, correct, tokens = map(sum, zip(*found, strict=True))

@@ -70,7 +70,7 @@ def read_pixels(image: Any, metadata: Mapping[str, Any]) -> Tensor:
         try:
             pixels = pixels_of(image, channels)
         except ValueError as error:  # of modes that cannot be converted
-            raise UsageError(f"an image of Pillow {error}") from error
+            raise UsageError(f"an image of Pillow: {error}") from error
     else:
         pixels = pixels_of_array(image, channels)
     return ResizeAndCrop.of(metadata)(pixels)

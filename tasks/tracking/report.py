@@ -37,11 +37,11 @@ def table(title: str, rows: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    grid = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    grid = Table(title=Text(title, "bold"), show_header=False, title_justify="left")
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows.items():
-        grid.add_row(name, Text(f"{value:.4f}" if isinstance(value, float) else str(value)))
+        grid.add_row(Text(name), Text(f"{value:.4f}" if isinstance(value, float) else str(value)))
     Console(width=None if sys.stdout.isatty() else 120).print(grid)
 
 

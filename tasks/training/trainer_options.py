@@ -42,9 +42,9 @@ MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
-REFUSED_CALLBACKS = {
+REFUSED_CALLBACKS = {  # of Lightning: its Trainer cannot resume them exactly
     "Timer": "give --trainer.max_time",
-    "LearningRateFinder": "compare rates by an experiment of `python -m tasks.lab`",
+    "LearningRateFinder": "compare learning rates in an experiment of tasks.lab",
 }
 # These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
@@ -52,7 +52,7 @@ BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
-    """Refuse Trainer options that a command would override, and numbers that make no sense."""
+    """Refuse options and callbacks that a command cannot use, and numbers that make no sense."""
     for name, minimum in MINIMUM.items():
         value = options[name]
         if not isinstance(value, int | float):
@@ -67,8 +67,8 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
     for callback in as_list(options["callbacks"]):
-        name = str(getattr(callback, "class_path", "")).rpartition(".")[2]
-        if name in REFUSED_CALLBACKS:
+        package, _, name = str(getattr(callback, "class_path", "")).rpartition(".")
+        if package.startswith(("pytorch_lightning.", "lightning.")) and name in REFUSED_CALLBACKS:
             raise UsageError(f"--trainer.callbacks {name}: {REFUSED_CALLBACKS[name]}")
     if command == "fit":
         limit = options["max_time"]
@@ -160,7 +160,7 @@ def default_precision(accelerator: str) -> str:
 def place_checkpoints(options: Any) -> None:
     """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder."""
     if options.dirpath:
-        options.dirpath = os.path.abspath(options.dirpath)
+        options.dirpath = os.path.abspath(os.path.expanduser(options.dirpath))
 
 
 # Loggers ------------------------------------------------------------------------------------------

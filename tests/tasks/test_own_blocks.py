@@ -10,6 +10,7 @@ import pytest
 from tests.helpers.command import Console, environment, python
 
 MODULE = '''
+from pytorch_lightning import Callback
 from torch import nn
 
 from datamodules.sources import SOURCES
@@ -23,11 +24,18 @@ class Halved(nn.LayerNorm):
         return super().forward(x) / 2
 
 
+class Timer(Callback):  # has the name of one of Lightning
+    pass
+
+
 NORMS["halved"] = Halved
 SOURCES["numerals"] = SOURCES["digits"]
 '''
 FIT = "fit --trainer.max_steps 2 --trainer.limit_val_batches 1"
-OWN = "--preset digits --model.net.stack.norm halved --data.source numerals --run_dir runs/own"
+OWN = (
+    "--preset digits --model.net.stack.norm halved --data.source numerals --run_dir runs/own "
+    "--trainer.callbacks my_blocks.Timer"
+)
 
 
 def test_a_file_in_place_of_a_module_is_refused(tmp_path: Path) -> None:

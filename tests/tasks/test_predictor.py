@@ -103,7 +103,7 @@ def test_what_cannot_be_labelled(runs: Path) -> None:
     for predictor, batch, error, name in (
         (tessera.Predictor(runs / "vit"), {"image": bad}, tessera.DataError, "8 bytes"),
         (tessera.Predictor(runs / "bert"), {"x": bad, "y": bad}, tessera.UsageError, "x, y"),
-        (tessera.Predictor(runs / "bert"), {"text": bad}, TypeError, "texts\[0\]"),
+        (tessera.Predictor(runs / "bert"), {"text": bad}, TypeError, r"texts\[0\]"),
         (tessera.Predictor(runs / "mlm"), {"text": bad}, tessera.UsageError, "MaskedLang"),
         (tessera.Predictor(runs / "none"), {"text": bad}, tessera.UsageError, "none"),
     ):

@@ -241,12 +241,13 @@ def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dic
         named.setdefault(split_of(path.relative_to(root)), []).append(path)
     if not any(path.name.lower().endswith(suffixes) for path in named.get("train", [])):
         named = {"train": paths}
-        held_out = [str(path) for path in paths if HELD_OUT.search(path.name.lower())]
+        texts = [path for path in paths if path.name.lower().endswith(suffixes)]
+        held_out = [str(path) for path in texts if HELD_OUT.search(path.name.lower())]
         if held_out:
             rank_zero_warn(
-                f"{root}: all files are training data, also {shortened(held_out)}. If they are "
-                "other splits, rename the files so that the name of the split comes first, as in "
-                "train.txt, valid.txt and test.txt."
+                f"{root}: no file is called train, so all files are one split, also "
+                f"{shortened(held_out)}. If these are other splits, rename the files so that the "
+                "name of the split comes first, as in train.txt, valid.txt and test.txt."
             )
     others = named.pop(None, [])
     if others:

@@ -163,9 +163,11 @@ def read_csv(
     quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
-        if cast(io.BufferedReader, file).peek(2)[:2] in UTF16_MARKS:
+        start = cast(io.BufferedReader, file).peek(2)
+        if start[:2] in UTF16_MARKS:
             raise DataError(f"{path} {not_utf8(path)}.")
-        lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="")
+        newline = "\n" if b"\n" in start else ""  # "": carriage returns may end the lines
+        lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=newline)
         first = list(islice(lines, FIRST_LINES))
         if header:
             delimiter = find_delimiter(first, delimiter, quoting)
@@ -202,7 +204,7 @@ def read_csv(
 def has_loose_quotes(path: Path) -> bool:
     """Whether quotation marks in a TSV file are text: it has cells that begin with one but are not
     quoted, while all its lines have the same number of cells, two or more."""
-    quoted = re.compile(rb'"([^"]|"")*"')
+    quoted = re.compile(rb'"[^"]*(?:""[^"]*)*"')
     loose = False
     columns = 0
     with read_errors(path), open_decompressed(path) as file:
@@ -210,7 +212,7 @@ def has_loose_quotes(path: Path) -> bool:
             line = line.rstrip(b"\r\n")
             count = line.count(b"\t") + 1
             columns = columns or count
-            if line and (count != columns or columns == 1):
+            if b"\r" in line or (line and (count != columns or columns == 1)):
                 return False
             if b'"' in line:
                 starts = [cell for cell in line.split(b"\t") if cell.startswith(b'"')]

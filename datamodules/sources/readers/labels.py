@@ -144,12 +144,12 @@ class LabelColumn:
     def labels_of(self, names: list[str]) -> list[str] | None:
         """The labels of classes with these names; None if the column has others.
 
-        They are the names themselves, or the labels of the model's training data. If these are
-        words or unknown, they may also be the positions, from 0.
+        They are the labels of the model's training data, or the names themselves. Positions, from
+        0, are accepted too if the training labels, or where unknown the names, are words.
         """
         positions = [str(i) for i in range(len(names))]
         labels = self.source.checkpoint_labels or names
-        possible = [names, labels] if are_numbers(labels) else [names, labels, positions]
+        possible = [labels, names] if are_numbers(labels) else [labels, names, positions]
         values = set(self.distinct(self.first_split))
         return next((found for found in possible if values <= set(found)), None)
 
@@ -286,9 +286,12 @@ class LabelSets(LabelColumn):
     def _entries(self, cell: str) -> list[Any]:
         """The labels in a cell of text: a list in JSON or Python, or with separators."""
         if cell.startswith("[") and cell.endswith("]"):
-            for parse in (json.loads, ast.literal_eval):  # pandas writes lists as Python does
-                with suppress(ValueError, SyntaxError):  # of text in brackets
-                    return list(parse(cell))
+            with suppress(ValueError):  # of text in brackets
+                return list(json.loads(cell))
+            with suppress(ValueError, SyntaxError, TypeError):
+                entries = list(ast.literal_eval(cell))  # pandas writes lists as Python does
+                if repr(entries).replace(" ", "") == cell.replace(" ", ""):
+                    return entries
         return cell.split(self.source.options.label_separator)
 
 

@@ -18,6 +18,7 @@ from datamodules.sources import (
 )
 from datamodules.sources.documents import split_pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.utils.errors import DataError
 from tests.helpers.sources import joined
 from tests.helpers.tables import compressed, write
 
@@ -172,6 +173,7 @@ QUOTES = {  # a TSV file, and the texts in it
     'text\tlabel\n"two\nlines"\t1\n"a\ttab"\t0\n': ["two\nlines", "a\ttab"],
     'text\n"two\nlines"\n': ["two\nlines"],
     "text\tlabel\rone\t1\rtwo\t0\r": ["one", "two"],
+    '"text"\t"label"\r"one"\t"1"\r': ["one"],
 }
 
 
@@ -180,6 +182,12 @@ def test_quotation_marks_and_line_ends_of_tables(content: str, tmp_path: Path) -
     path = tmp_path / "a.tsv"
     path.write_bytes(content.encode())
     assert joined(source(path).read("train")) == QUOTES[content]
+
+
+def test_a_carriage_return_in_a_line_ends_no_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"text\none\rmore\ntwo\n")
+    with pytest.raises(DataError, match="line 2"):
+        [*source(tmp_path / "a.csv").read("train")]
 
 
 @pytest.mark.parametrize("name", ["wiki_{}.txt", "wiki.{}.tokens.txt", "a-{}-1.txt"])

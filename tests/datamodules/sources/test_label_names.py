@@ -56,6 +56,13 @@ def test_labels_of_a_test_mean_what_they_meant_in_training(first: int) -> None:
             assert classes_of(table(path, some), trained) == expected
 
 
+def test_names_may_be_numbers_that_are_other_labels() -> None:
+    trained = reviews(table("train.csv", [*range(5)]), class_names=["1", "2", "3", "4", "5"])
+    trained.prepare_data()
+    trained.setup("fit")
+    assert classes_of(table("some.csv", [1, 2]), trained) == {(1, 1), (2, 2)}
+
+
 @pytest.mark.parametrize("name", [False, True])
 def test_names_that_yaml_takes_for_booleans_are_refused(name: bool) -> None:
     with pytest.raises(UsageError, match="quotes"):
@@ -70,3 +77,10 @@ def test_lists_of_labels_as_pandas_json_and_people_write_them(form: str) -> None
     source = TEXT_SOURCES["csv"]("sets.csv", options)
     assert source.class_names == ["green", "red"]
     assert torch.equal(source.labels("train"), torch.tensor([[1.0, 1.0], [0, 0], [0, 1]]))
+
+
+@pytest.mark.parametrize("text", ["['green' 'red']", "[...]", "[0x10]", "[{[]}]"])
+def test_text_in_brackets_that_is_no_list_is_a_label(text: str) -> None:
+    Path("sets.csv").write_text(f"text,labels\none,{text}\n")
+    options = TextDatasetOptions(problem_type="multi_label_classification")
+    assert TEXT_SOURCES["csv"]("sets.csv", options).class_names == [text]

@@ -32,8 +32,20 @@ def test_a_stopped_run_with_other_options_starts_anew() -> None:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=100)
+    (target / "mark").touch()
+    Path("out").rename("moved")  # which changes nothing
+    process = start("run lab.yaml --output moved")
+    saved = Path("moved/runs/order=pre,seed=0/checkpoints/last.ckpt")
+    before = saved.stat().st_mtime_ns
+    while not saved.exists() or saved.stat().st_mtime_ns == before:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    Path("moved").rename("out")
+    assert (target / "mark").exists()
     lab(budget={"steps": 4}, seeds=[0])
-    assert summary(target)["steps"] == 4
+    assert summary(target)["steps"] == 4 and not (target / "mark").exists()
     assert rows()[0]["command"] == summary(target)["command"]
 
 

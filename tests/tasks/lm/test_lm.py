@@ -304,3 +304,15 @@ def test_packed_documents_are_scored_apart(console: Console) -> None:
     tokens = sum(score.tokens for score in scores)
     loss = sum(score.loss * score.tokens for score in scores) / tokens
     assert (found["tokens"], found["loss"]) == (tokens, pytest.approx(loss, rel=1e-5))
+    out, _ = console.printed("score --ckpt_path packed --text 'the end [/b]'", "lm")
+    assert "the end [/b]" in out
+
+
+def test_documents_of_one_token_are_refused(console: Console) -> None:
+    Path("docs.txt").write_text("\n\n".join(["a text", "another text"] * 30))
+    Path("short.txt").write_text("\n\n".join("ttt"))
+    line = f"fit {SMALL_LM} --data.path docs.txt --data.packing documents --run_dir packed"
+    line += " --data.tokenizer.kind character"  # one document: no separator
+    assert run(f"{line} --trainer.max_steps 1", "lm") == 0
+    line = "score --ckpt_path packed --input short.txt --data.blank_lines true"
+    console.refused(line, "in each document", task="lm")

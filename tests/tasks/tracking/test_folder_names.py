@@ -34,6 +34,16 @@ def test_a_run_with_its_checkpoints_elsewhere_resumes_from_any_folder(
     assert not list(Path().iterdir()) and metrics("../a")[-1]["epoch"] == "2"
 
 
+def test_checkpoints_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, console: Console) -> None:
+    """A run that was killed before the first of them begins anew."""
+    monkeypatch.setenv("HOME", str(Path("home").resolve()))
+    assert run(f"fit {LONG} --run_dir a --checkpoint.dirpath ~/kept") == 0
+    Path("home/kept/last.ckpt").unlink()
+    Path("a/summary.json").unlink()
+    out, _ = console.printed("fit --resume a")
+    assert "from the beginning" in out and Path("home/kept/last.ckpt").exists()
+
+
 def test_the_time_that_ended_a_run_is_named(console: Console) -> None:
     line = "fit --config configs/vit/digits.yaml --trainer.max_time 00:00:00:01"
     out, _ = console.printed(f"{line} --trainer.limit_test_batches 0 --run_dir a")
