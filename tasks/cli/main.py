@@ -127,7 +127,10 @@ def build_command(app: App, command: str, arguments: list[str]) -> Callable[[], 
 
     tune_allocator()  # glibc's malloc
     if "torch" not in sys.modules:
+        from datamodules.utils.cores import request_short_slices
+
         set_waiting_policy()
+        request_short_slices()
     from tasks.cli.lazy_imports import format_warnings, import_lightning
 
     if command in app.extra_commands:

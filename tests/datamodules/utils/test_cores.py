@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import subprocess
 import sys
 import uuid
@@ -13,11 +14,17 @@ import pytest
 import torch
 
 from datamodules.utils import cores
-from datamodules.utils.cores import cgroup_quota, usable_cores
+from datamodules.utils.cores import (
+    SCHED_SETATTR,
+    SHORTEST_SLICE,
+    cgroup_quota,
+    usable_cores,
+)
 from tasks.cli.main import set_waiting_policy
 from tasks.distributed.environment import share_cores
 from tests.helpers.command import ROOT
 
+SCHED = Path("/proc/self/sched")
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
@@ -209,3 +216,37 @@ def test_threads_do_not_spin_on_busy_cores() -> None:
         for process in busy:
             process.kill()
     assert "'GOMP_SPINCOUNT': '0'" in done.stdout
+
+
+SLICES = """
+import os, re, sys, threading
+from pathlib import Path
+from datamodules.utils.cores import request_short_slices
+
+def found():
+    text = Path(f"/proc/self/task/{threading.get_native_id()}/sched").read_text()
+    return re.search(r"se.slice +: +([0-9]+)", text)[1]
+
+os.nice(3)
+before = found()
+request_short_slices()
+after = []
+thread = threading.Thread(target=lambda: after.append(found()))
+thread.start()
+thread.join()
+print(before, found(), *after, os.nice(0), os.sched_getscheduler(0))
+"""
+
+
+@pytest.mark.skipif(
+    platform.machine() not in SCHED_SETATTR
+    or not SCHED.exists()
+    or "se.slice" not in SCHED.read_text(),
+    reason="needs Linux 6.12 or later, which shows the slices of threads",
+)
+def test_threads_get_short_slices_and_keep_their_priority() -> None:
+    command = [sys.executable, "-c", SLICES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    before, *after, nice, policy = map(int, done.stdout.split())
+    assert before > SHORTEST_SLICE and after == [SHORTEST_SLICE] * 2
+    assert (nice, policy) == (3, os.SCHED_OTHER)
