@@ -163,7 +163,7 @@ class ClassColumn(LabelColumn):
     """
 
     content = "text or whole numbers"
-    cell_types = (str, int)
+    cell_types = (str, int, bool)
 
     def read(self, split: str) -> Tensor:
         """(S,) int64.
@@ -300,6 +300,9 @@ class NumberColumn(LabelColumn):
 
     content = "numbers"
     cell_types = (str, int, float)
+
+    def fits(self, kind: pa.DataType) -> bool:
+        return may_be_labels(kind) and not pa.types.is_boolean(kind)
 
     @property
     def values(self) -> list[str]:

@@ -30,7 +30,13 @@ CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 ARROW: tuple[str, ...] = (".parquet", ".arrow")
 CellTypes = dict[tuple[str, ...], tuple[type, ...]]  # types of JSON by names of a column
-TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", list: "a list"}
+TYPE_NAMES = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "a boolean",
+    list: "a list",
+}
 JSON_TYPES = (int, float, bool, list, dict)  # of cells that become text
 MAX_NAMED = 5  # rows with a fault that a message names
 ROWS_AT_ONCE = 10_000  # rows that exist as Python objects at a time

@@ -114,7 +114,7 @@ JSON = [  # a line that holds no text and label, a word of what is said of it
     (b'{"text": "ok", "label": {"a": 1}}', "as label"),
     (b'{"text": "ok", "label": 0.5}', "as label"),
     (b'{"text": "ok", "label": NaN}', "as label"),
-    (b'{"text": "ok", "label": true}', "as label"),
+    (b'{"text": "ok", "label": {"a": 1}}', "as label"),
     (b'{"text": ["ok"], "label": "bad"}', "as text"),
     (b'{"text": 3, "label": "bad"}', "as text"),
     (f'{{"text": "ok", "label": "bad", "x": {DEEP}}}'.encode(), "nested"),

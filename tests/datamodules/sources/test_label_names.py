@@ -1,15 +1,18 @@
 """Classes whose labels in the data have other names, when only some of them are tested."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from datamodules.reviews import ReviewData
 from datamodules.sources import TEXT_SOURCES, TextDatasetOptions
 from datamodules.tokenizers import TokenizerConfig
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -84,3 +87,33 @@ def test_text_in_brackets_that_is_no_list_is_a_label(text: str) -> None:
     Path("sets.csv").write_text(f"text,labels\none,{text}\n")
     options = TextDatasetOptions(problem_type="multi_label_classification")
     assert TEXT_SOURCES["csv"]("sets.csv", options).class_names == [text]
+
+
+def boolean_labels(kind: str) -> str:
+    """Path of a table in which texts have true or false as label."""
+    columns = {"text": ["one", "two", "three"], "label": [True, False, True]}
+    path = f"booleans.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        rows = [
+            dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)
+        ]
+        Path(path).write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_booleans_are_classes(kind: str) -> None:
+    name = "hub" if kind == "parquet" else kind
+    found = TEXT_SOURCES[name](boolean_labels(kind), TextDatasetOptions())
+    assert found.class_names == ["false", "true"]
+    assert found.labels("train").tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_booleans_are_not_numbers(kind: str) -> None:
+    name = "hub" if kind == "parquet" else kind
+    options = TextDatasetOptions(problem_type="regression")
+    with pytest.raises((DataError, UsageError), match="label"):
+        TEXT_SOURCES[name](boolean_labels(kind), options).labels("train")
