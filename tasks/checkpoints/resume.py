@@ -68,7 +68,8 @@ def read_run(folder: Path, app: App) -> SavedRun:
     if checkpoint is None:
         best = folder / "checkpoints" / "best.ckpt"
         has_ended = (folder / "summary.json").exists()
-        if has_ended or (best.exists() and not checkpoints.is_absolute() and dirpath):
+        is_relative = dirpath and not checkpoints.is_absolute()  # to where the run was started
+        if has_ended or (is_relative and best.exists()):
             read_checkpoint(checkpoints / LAST)  # raises an error: it is missing
         print_once(f"no checkpoint in {checkpoints} yet: starting from the beginning")
     damaged = None if path == checkpoints / LAST else checkpoints / LAST

@@ -42,7 +42,7 @@ MINIMUM = {  # of the Trainer's numbers; -1 often means all, or no end
 }
 MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
-REFUSED_CALLBACKS = {  # of Lightning: its Trainer cannot resume them exactly
+REFUSED_CALLBACKS = {  # of Lightning, with what to use instead
     "Timer": "give --trainer.max_time",
     "LearningRateFinder": "compare learning rates in an experiment of tasks.lab",
 }
