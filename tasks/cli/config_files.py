@@ -13,7 +13,7 @@ import yaml
 from datamodules.utils.files import read_bytes
 from modules.schema import format_value
 from tasks.errors import UsageError, unknown_option
-from tasks.options import Options, merge_options
+from tasks.options import Options, flat, merge_options
 
 TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
@@ -82,7 +82,7 @@ def read_config(value: str) -> Options:
         raise UsageError(
             f"config file '{value}' must hold options, as in `trainer: {{max_epochs: 10}}`"
         )
-    options = nested(options)
+    options = nested(options, f"(in config file '{value}')")
     for name in SECTIONS:
         if not isinstance(options.get(name, {}), dict):
             raise UsageError(f"{not_a_section(name, options[name])} (in config file '{value}')")
@@ -95,8 +95,10 @@ def read_config(value: str) -> Options:
     return options
 
 
-def nested(options: Options) -> Options:
+def nested(options: Options, where: str = "") -> Options:
     """Options of a file, with dotted names such as `model.net.patch_size: 2` put into sections.
+
+    Raises `UsageError` if an option has both forms.
 
     >>> nested({"model": {"preset": "a"}, "model.net.patch_size": 2})
     {'model': {'preset': 'a', 'net': {'patch_size': 2}}}
@@ -107,6 +109,8 @@ def nested(options: Options) -> Options:
             key, *below = key.split(".")
             for name in reversed(below):
                 value = {name: value}
+        for twice in sorted(flat(found).keys() & flat({key: value}).keys()):
+            raise UsageError(f"{twice} is given twice, in two forms: keep one of them {where}")
         found = merge_options(found, {key: value})
     return found
 

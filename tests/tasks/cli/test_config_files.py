@@ -30,6 +30,7 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
     "null: 6": "--null",
     "trainer: {max_epochs: 1}\nmodel: {}\ntrainer: {max_epochs: 2}": "line 3: 'trainer'",
     "trainer:\n  max_epochs: 1\n  'max_epochs': 2": "line 3: 'max_epochs'",
+    "model: {optimizer: {lr: 1}}\nmodel.optimizer.lr: 2": "model.optimizer.lr is given twice",
     "trainer: {callbacks: [{class_path: A, class_path: B}]}": "line 1: 'class_path'",
     "trainer: {max_epochs: !!int abc}": "line 1: 'abc'",
     "trainer: *there": "there",
