@@ -10,6 +10,7 @@ from datamodules.tokenizers.config import (
 from datamodules.tokenizers.pairs import PairTokenizer
 from datamodules.tokenizers.special_tokens import SPECIAL_TOKENS, BoundaryTokens, SpecialTokenIds
 from datamodules.tokenizers.tokenizer import ModelInputs, Tokenizer
+from datamodules.tokenizers.tokenizer_config import stored_truncation, truncation_settings
 
 __all__ = [
     "SPECIAL_TOKENS",
@@ -22,5 +23,7 @@ __all__ = [
     "TokenizerConfig",
     "TokenizerName",
     "TruncateName",
+    "stored_truncation",
     "truncation",
+    "truncation_settings",
 ]

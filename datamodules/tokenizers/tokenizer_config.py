@@ -2,13 +2,17 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from datamodules.tokenizers.config import TruncateName
 from datamodules.tokenizers.special_tokens import named_special_tokens
 from datamodules.utils.errors import DataError
+from datamodules.utils.files import read_object
 
 CONFIG = "tokenizer_config.json"
+TRUNCATE_KEY = "truncate"  # our own key there: transformers has no name for "both"
 JsonObject = Mapping[str, Any]
 
 # Classes of transformers, by the settings of `tokenizer_config.json` that they use.
@@ -89,6 +93,23 @@ def flag(settings: JsonObject, name: str, default: bool | None, folder: Path) ->
             f"{folder / CONFIG}: {name} is {ascii(value)[:60]}, but must be true or false."
         )
     return value
+
+
+def truncation_settings(kept: TruncateName) -> dict[str, str]:
+    """Entries of `tokenizer_config.json` that say what is kept of a text that is too long."""
+    side = "left" if kept == "tail" else "right"
+    return {"truncation_side": side, TRUNCATE_KEY: kept}
+
+
+def stored_truncation(folder: Path) -> TruncateName:
+    """What the `tokenizer_config.json` of a folder says is kept; the head if it does not say."""
+    with suppress(OSError, ValueError):
+        settings = read_object(folder / CONFIG)
+        if settings.get(TRUNCATE_KEY) == "both":
+            return "both"
+        if settings.get("truncation_side") == "left":
+            return "tail"
+    return "head"
 
 
 def _parts(content: JsonObject, name: str) -> Iterator[dict[str, Any]]:

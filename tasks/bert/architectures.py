@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
+from datamodules.tokenizers import Tokenizer, TokenizerConfig, stored_truncation
 from datamodules.utils.files import read_object
 from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import FAMILIES, HEADS
@@ -80,10 +80,11 @@ def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, di
     """
     what = f"{folder.option} {folder.source}"
     tokenizer = Tokenizer.from_file(folder.path)
+    kept = stored_truncation(folder.path)
     config = replace(folder.config, pad_id=tokenizer.special_id("pad"))
     metadata = {
         "tokenizer": tokenizer.to_json(),
-        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path))),
+        "tokenizer_options": asdict(TokenizerConfig(file=str(folder.path), truncate=kept)),
         "vocabulary": tokenizer.vocab_size,
         "pad_id": config.pad_id,
         "max_length": min(config.max_length, tokenizer_length(folder.path)),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from datamodules.tokenizers import Tokenizer
+from datamodules.tokenizers import Tokenizer, truncation_settings
 from datamodules.utils.files import errors_naming, replacing, write_text
 from modules.pretrained.weights import CLASSIFIERS
 from tasks.checkpoints.onnx_graph import write_graph
@@ -28,7 +28,8 @@ Convert = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
     """Writes `tokenizer.json` and `tokenizer_config.json`, for `AutoTokenizer`."""
-    tokenizer = Tokenizer.from_json(metadata["tokenizer"])
+    kept = metadata["tokenizer_options"]["truncate"]
+    tokenizer = Tokenizer.from_json(metadata["tokenizer"], kept)
     content = json.loads(metadata["tokenizer"])
     if "marks_documents" in metadata:  # a language model
         bos = tokenizer.boundary_tokens.bos if metadata["marks_documents"] else None
@@ -175,14 +176,17 @@ def write_huggingface(net: Any, folder: Path, convert: Convert, others: Callable
 def save_tokenizer(
     content: dict[str, Any], tokenizer: Tokenizer, max_length: int, folder: Path
 ) -> None:
-    """Writes a `tokenizer.json`, and its special tokens and longest input beside it."""
+    """Writes a `tokenizer.json`, and beside it special tokens, longest input and truncation."""
     content.pop(
         "special_tokens", None
     )  # from the other files of a published tokenizer, written below
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
+        **truncation_settings(tokenizer.truncation),
     }
+    if tokenizer.truncation == "both":
+        print("of texts that are too long, transformers keeps the head: it cannot keep both ends")
     for role, number in tokenizer.special_ids.known().items():
         settings[f"{role}_token"] = tokenizer.convert_ids_to_tokens([number])[0]
     write_text(folder / "tokenizer.json", json.dumps(content, ensure_ascii=False))

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer
+from datamodules.tokenizers import PairTokenizer, PairTokenizerConfig, Tokenizer, stored_truncation
 from datamodules.utils.files import read_object
 from modules.models.seq2seq import ARCHITECTURES, Seq2Seq, Seq2SeqConfig
 from modules.pretrained.seq2seq import FAMILIES
@@ -96,7 +96,8 @@ def folder_tokenizers(model: ModelFolder) -> PairTokenizerConfig:
         has_target = (folder / TARGET_FOLDER).is_dir()
         files = file_options(folder, folder / TARGET_FOLDER if has_target else folder)
         begin = adds_bos(Tokenizer.from_file(folder))
-    return PairTokenizerConfig(**files, start=start, begin=begin)
+    kept = stored_truncation(folder)
+    return PairTokenizerConfig(**files, start=start, begin=begin, truncate=kept)
 
 
 def adds_bos(tokenizer: Tokenizer) -> bool:

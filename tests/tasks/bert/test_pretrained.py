@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tessera
 import torch
 import transformers
 import yaml
@@ -132,6 +133,27 @@ def test_a_cache_that_takes_no_tokenizer(
     console.refused(line, "TESSERA_CACHE", task="bert", code=1)
     shutil.rmtree("cache")
     assert run(line, "bert") == 0
+
+
+@pytest.mark.parametrize("kept", ["head", "tail", "both"])
+def test_an_export_keeps_the_same_part_of_long_texts(kept: str, console: Console) -> None:
+    """transformers does, too, but for "both", which it does not know."""
+    write_reviews(Path("hub"))
+    options = "--preset tiny --model.net.stack.width 32 --model.net.stack.heads 2"
+    options += f" --data.tokenizer.vocabulary 300 --data.tokenizer.truncate {kept}"
+    assert run(f"{FIT} hub {options} --run_dir r", "bert") == 0
+    text = " ".join(map(str, range(40)))
+    expected = tessera.load("r", kind=tessera.TextClassifier).token_ids(text)
+    assert len(expected) == 16
+    for format in ("hf", "onnx"):
+        out, _ = console.printed(
+            f"export --ckpt_path r --format {format} --output {format}", "bert"
+        )
+        assert ("transformers keeps the head" in out) == (kept == "both")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(format)
+        assert (tokenizer(text, truncation=True)["input_ids"] == expected) == (kept != "both")
+    found = tessera.load("hf", kind=tessera.TextClassifier)
+    assert found.token_ids(text) == expected
 
 
 @pytest.mark.plain_every(2)

@@ -163,11 +163,16 @@ def test_transformers_translates_with_our_export_as_we_do(translator: Path) -> N
 
 def test_languages_with_a_tokenizer_each() -> None:
     write_pairs(Path("pairs"))
-    options = "--data.tokenizer.joint false --model.net.tying target --run_dir r"
+    options = "--data.tokenizer.joint false --data.tokenizer.truncate tail"
+    options += " --model.net.tying target --run_dir r"
     assert run(f"fit {SMALL_S2S} {PAIRS} {options}", "seq2seq") == 0
     assert run(f"export --ckpt_path {BEST} --output out", "seq2seq") == 0
     expected = ours(load_model(BEST))
-    assert ours(load_model("out")) == expected
+    back = load_model("out")
+    assert ours(back) == expected
+    long = [" ".join(NUMBERS * 5)]
+    (ids,), _ = back.tokenizer.encode_sources(long, 24)
+    assert ids == load_model(BEST).tokenizer.encode_sources(long, 24)[0][0] and len(ids) == 24
     source = transformers.AutoTokenizer.from_pretrained("out")
     target = transformers.AutoTokenizer.from_pretrained("out/target_tokenizer")
     model = transformers.MarianMTModel.from_pretrained("out")
