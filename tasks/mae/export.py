@@ -2,27 +2,19 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
 from datamodules.utils.files import write_text
 from modules.models.mae import MAEConfig, MaskedAutoencoder
 from modules.pretrained.mae import MAE
-from tasks.checkpoints.exporting import (
-    new_file,
-    new_folder,
-    write_huggingface,
-    write_safetensors,
-)
-from tasks.checkpoints.reading import KEY, best_checkpoint, load_network, read_checkpoint
-from tasks.errors import UsageError
+from tasks.checkpoints.exporting import TextFormat, export_text_model, text_target
+from tasks.checkpoints.reading import KEY, load_network, read_checkpoint
 from tasks.vit.pretrained import PREPROCESSOR, preprocessor
 
-Format = Literal["hf", "safetensors"]
 
-
-def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> None:
+def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
     """Write a checkpoint's weights for transformers or any reader of safetensors.
 
     Args:
@@ -32,23 +24,15 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
             and the data's metadata in the header, which `tasks.vit fit --model.pretrained` takes.
         output: Folder or file to write; null: beside the checkpoint.
     """
-    ckpt_path = best_checkpoint(ckpt_path)
+    target = text_target(ckpt_path, format, output)
     checkpoint = read_checkpoint(ckpt_path, "mae")
     net = load_network(checkpoint, MAEConfig, MaskedAutoencoder)
+
+    def write_preprocessor(metadata: dict[str, Any], folder: Path) -> None:
+        write_text(folder / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))
+
     metadata = checkpoint[KEY]["metadata"]
-    target = Path(output) if output else Path(ckpt_path).with_suffix(f".{format}")
-    if format == "safetensors":
-        if target.suffix != ".safetensors":
-            raise UsageError(
-                f"--output {output} must end with .safetensors: readers check the suffix"
-            )
-        with new_file(target) as partial:
-            hint = write_safetensors("mae", net, metadata, partial)
-    else:
-        with new_folder(target) as partial:
-            hint = write_huggingface(net, partial, to_huggingface, lambda: "safetensors")
-            write_text(partial / PREPROCESSOR, json.dumps(preprocessor(metadata), indent=2))
-    print(f"wrote {target}\n{hint.format(file=target)}")
+    export_text_model("mae", net, metadata, target, format, to_huggingface, write_preprocessor)
 
 
 def to_huggingface(net: MaskedAutoencoder) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -257,7 +257,13 @@ def test_export(console: Console) -> None:
         console.printed(f"{line} --run_dir v/{source}")
         vit = tessera.load(f"v/{source}").net
         close(vit.tokens(images), net.tokens(images), atol=1e-4)
-    console.refused("export --ckpt_path m --format safetensors --output x", "suffix", task="mae")
+    for wrong, named in (
+        ("safetensors --output x", "ends with .safetensors"),
+        ("safetensors --output m.safetensors", "m.safetensors exists already"),
+        ("hf --output x.onnx", "without .onnx"),
+    ):
+        console.refused(f"export --ckpt_path m --format {wrong}", named, task="mae")
+    assert load_file("m.safetensors").keys() == net.state_dict().keys()
 
 
 def test_an_encoder_alone_is_not_loaded() -> None:
