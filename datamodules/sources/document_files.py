@@ -2,10 +2,11 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -29,7 +30,7 @@ from datamodules.sources.readers.formats import (
     uncompressed_suffix,
 )
 from datamodules.sources.readers.tables import ARROW, CSV, TableSource, type_fault
-from datamodules.sources.text_files import text_column
+from datamodules.sources.text_files import text_column, text_column_candidates
 from datamodules.utils.cache import content_key
 from datamodules.utils.files import open_regular
 
@@ -55,15 +56,26 @@ def read_plain(source: Source, path: Path) -> Parts:
 def read_rows(source: Source, path: Path) -> Parts:
     """A text in each row of CSV, or in a JSON object on each line."""
     read = read_csv if uncompressed_suffix(path) in CSV else read_json_lines
-    name = None
-    for line, row in read(path, source.reject):
-        if name is None:
-            name = text_column(source, pa.schema([(name, pa.string()) for name in row]))
+    rows = read(path, source.reject)
+    first = list(islice(rows, TABLE_ROWS))  # objects of JSON need not have the same names
+    if not first:
+        return
+    candidates = text_column_candidates(source.options)
+    name = text_column(source, cell_types([row for _, row in first], candidates))
+    for line, row in chain(first, rows):
         fault = type_fault(row, [name]) if name in row else f"has no {name}"
         if fault is None:
             yield row[name] or "", True
         else:
             source.reject(f"line {line} of {path}", fault)
+
+
+def cell_types(rows: Sequence[Mapping[str, Any]], candidates: Sequence[str]) -> pa.Schema:
+    """Names of the cells in some rows; candidates, and those with a string, have texts."""
+    texts = {name for row in rows for name, cell in row.items() if isinstance(cell, str)}
+    texts.update(candidates)
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return pa.schema((name, pa.string() if name in texts else pa.null()) for name in names)
 
 
 def read_parquet_or_arrow(source: Source, path: Path) -> Parts:

@@ -18,7 +18,7 @@ from datamodules.sources import (
 )
 from datamodules.sources.documents import split_pieces
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
-from datamodules.utils.errors import DataError
+from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.sources import joined
 from tests.helpers.tables import compressed, write
 
@@ -197,3 +197,17 @@ def test_files_that_seem_to_be_splits_are_named(name: str, tmp_path: Path) -> No
     with pytest.warns(UserWarning, match=name.format("valid")):
         found = source(tmp_path)
         assert len([*found.read("train")]) == 3
+
+
+def test_objects_of_json_need_not_have_the_same_names(tmp_path: Path) -> None:
+    """The first one may lack the text, or have only another column that could hold it."""
+    rows: list[Any] = [{"id": 1}, {"content": "a tag"}, {"id": 2, "text": "one", "content": "b"}]
+    write(tmp_path / "a.jsonl", [*rows, {"text": None, "content": "c"}, {"text": "two"}])
+    with pytest.raises(DataError, match=r"line 1 of .*a.jsonl has no text"):
+        [*source(tmp_path / "a.jsonl").read("train")]
+    found = source(tmp_path / "a.jsonl", skip_bad=True)
+    assert joined(found.read("train")) == ["one", "two"]
+    assert len(found.skipped) == 2
+    write(tmp_path / "b.jsonl", [{"id": 1, "url": None, "body": "one"}, {"id": 2, "tags": ["a"]}])
+    with pytest.raises(UsageError, match="set --data.dataset.text_column to body"):
+        [*source(tmp_path / "b.jsonl").read("train")]
