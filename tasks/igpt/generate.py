@@ -84,8 +84,8 @@ def read_images(model: PixelModel, path: str | None) -> Tensor | None:
         files = [file for file in names if file.suffix.lower() in IMAGE_ENDINGS]
     if not files or not files[0].is_file():
         raise UsageError(f"--input {path} has no image: give a file, or a folder with images in it")
-    count = len(files)
-    records = Records(files, torch.zeros(count, dtype=torch.int64), torch.arange(count))
+    zero = torch.zeros(1, dtype=torch.int64)
     channels = model.metadata["channels"]
     prepare = ResizeAndCrop.of(model.metadata)
-    return torch.stack([records.prepared(i, channels, prepare) for i in range(count)])
+    images = [Records([file], zero, zero).prepared(0, channels, prepare) for file in files]
+    return torch.stack(images)

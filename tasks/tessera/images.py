@@ -325,8 +325,8 @@ def content_of(path: str | os.PathLike[str]) -> bytes:
     """The bytes of a file; `DataError` if it cannot be read."""
     try:
         return Path(path).read_bytes()
-    except OSError as error:
-        reason = error.strerror or error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL character
+        reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path} cannot be read ({reason}): give another path") from error
 
 

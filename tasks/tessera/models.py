@@ -141,7 +141,7 @@ class Model:
         """
         with usage_errors():
             changes = ablation(self.net, layer, head, part)
-        with changed(self.net, changes):
+        with self.intervene(changes):
             yield
 
     @torch.no_grad()

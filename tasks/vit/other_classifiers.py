@@ -109,7 +109,8 @@ class AnyTimmFiles(TimmFiles):
             raise UsageError(
                 f"{self.named}: its weights are not those of its config.json: {reason}"
             ) from error
-        cfg = {**net.pretrained_cfg, **self.settings.get("pretrained_cfg", {})}
+        # Older files have the entries of pretrained_cfg on the outer level.
+        cfg = {**net.pretrained_cfg, **self.settings.get("pretrained_cfg", self.settings)}
         cfg |= self.normalisation
         found = from_timm(self.named, net, cfg, (self.class_names, self.titles))
         return found._replace(targets=self.targets)

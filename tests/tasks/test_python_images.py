@@ -34,6 +34,12 @@ def test_what_is_no_list_of_images_is_refused(task: str, runs: Path) -> None:
             model.embed(given)
 
 
+def test_a_path_that_no_file_has(runs: Path) -> None:
+    model = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
+    with pytest.raises(tessera.DataError, match="null byte"):
+        model.predict("a\0b.png")
+
+
 @pytest.mark.parametrize("task", ["vit", "mae", "lm"])
 def test_packed_weights_are_counted(task: str, runs: Path) -> None:
     count = f"{sum(p.numel() for p in tessera.load(runs / task).net.parameters()):,} parameters"

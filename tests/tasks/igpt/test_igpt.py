@@ -175,8 +175,10 @@ def test_generate(trained: Path, console: Console) -> None:
         ("--input photo.png --top_p 2", "top_p"),
     ):
         console.refused(f"{line} {mistake}", named, task="igpt")
-    Path("text.png").write_text("text")
-    assert run(f"{line} --input text.png", "igpt") == 1
+    Path("images/train/cat/text.png").write_text("text")
+    for path in ("images/train/cat/text.png", "images/train/cat"):
+        said = console.refused(f"{line} --input {path}", "text.png", task="igpt", code=1)
+        assert "skip_bad" not in said  # which is no option of this command
     assert not Path("generated.png").exists()
 
 

@@ -134,8 +134,14 @@ def test_a_cnn_of_timm_is_a_baseline(run_copy: Path, console: Console) -> None:
         logits = net(normalise(digits_32["image"], [0.3], [0.4]))
     right = (logits.argmax(1) == digits_32["label"]).float().mean()
     assert float(theirs["test/acc"]) == pytest.approx(float(right), abs=0.003)
-    metadata = find_other("cnn", "compare").metadata
-    assert (metadata["mean"], metadata["std"], metadata["crop_pct"]) == ([0.3], [0.4], 0.8)
+    settings = json.loads(Path("cnn/config.json").read_text())
+    older = settings | settings.pop("pretrained_cfg")  # all entries on one level
+    for content in (settings | {"pretrained_cfg": older}, older):
+        Path("cnn/config.json").write_text(json.dumps(content))
+        found = find_other("cnn", "compare")
+        assert found is not None and found.shape == (1, 32, 32)
+        metadata = found.metadata
+        assert (metadata["mean"], metadata["std"], metadata["crop_pct"]) == ([0.3], [0.4], 0.8)
 
 
 def test_a_model_of_torchvision_is_a_baseline(

@@ -44,6 +44,8 @@ def test_a_mixer_learns_resumes_and_is_exported(console: Console) -> None:
     console.refused("look --ckpt_path r --output look", "attention", "ablate", "activations")
     with model.ablate(0):
         assert not torch.equal(model.logits(photo), expected)
+    with pytest.raises(tessera.UsageError, match="token_mixing"), model.ablate(0, 0):
+        pass
     assert model.activations(photo, names="blocks.0.token_mixing")
     assert not Path("look").exists()
     console.refused("export --ckpt_path r --format timm", "timm has no such model")
