@@ -140,10 +140,10 @@ class Number(BasePrediction):
         return [*self.answer().items()]
 
     def entry(self, top_k: int | None = None) -> dict[str, Any]:
-        return {"prediction": round(self.value, 6)}
+        return {"prediction": float(f"{self.value:.7g}")}  # all digits of float32
 
     def line(self, top_k: int | None = None) -> str:
-        return f"{self.value:.4f}"
+        return f"{self.value:.6g}"
 
     def answer(self) -> dict[str, Any]:
         return {"prediction": self.value}

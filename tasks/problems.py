@@ -1,7 +1,6 @@
 """What classifiers learn to predict: one class, any number of labels, or a number."""
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, R2Score
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric
 from torchmetrics.classification import (
     MulticlassAccuracy,
     MulticlassF1Score,
-    MultilabelAveragePrecision,
     MultilabelExactMatch,
     MultilabelF1Score,
 )
@@ -24,6 +22,7 @@ from datamodules.sources import class_counts
 from datamodules.sources.base import shortened
 from datamodules.utils.files import replacing
 from tasks.errors import UsageError
+from tasks.metrics import R2, MeanAveragePrecision
 from tasks.predictions import AnyPrediction, LabelSet, Number, Prediction, most_likely
 from tasks.tracking.class_reports import (
     CONFUSED,
@@ -170,13 +169,17 @@ class SingleLabel(Problem):
     def loss(
         self, logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
-        """Cross-entropy. With weights, too, the mean is over samples; torch's is over weights."""
+        """Cross-entropy, times the weight of the class before smoothing.
+
+        The mean is over samples. torch's is over weights, and its smoothing gives each sample the
+        weights of all classes, so that a rare class is predicted for all.
+        """
         if weights is None:
             return F.cross_entropy(logits, targets, label_smoothing=smoothing)
-        losses = F.cross_entropy(
-            logits, targets, weights, label_smoothing=smoothing, reduction="none"
-        )
-        return losses.mean()
+        log_p = logits.log_softmax(-1)
+        losses = -(1 - smoothing) * log_p - smoothing * log_p.mean(-1, keepdim=True)  # (B, K)
+        dense = targets if targets.is_floating_point() else self.dense(targets)
+        return (dense * weights * losses).sum(-1).mean()
 
     def predictions(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1)
@@ -235,15 +238,6 @@ class SingleLabel(Problem):
         return samples / (len(counts) * counts.clamp(min=1))
 
 
-class MeanAveragePrecision(MultilabelAveragePrecision):
-    """Of a label that no sample has it is 0, without a warning: report.csv shows its support."""
-
-    def compute(self) -> Tensor:  # type: ignore[override]
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "No positive samples found in target")
-            return super().compute()
-
-
 class MultiLabel(Problem):
     """Any number of K labels for each sample: a sigmoid and binary cross-entropy for each."""
 
@@ -258,9 +252,21 @@ class MultiLabel(Problem):
     def loss(
         self, logits: Tensor, targets: Tensor, smoothing: float = 0.0, weights: Tensor | None = None
     ) -> Tensor:
-        """Mean over samples and labels; `weights` multiply the loss of labels that are 1."""
-        targets = targets * (1 - smoothing) + smoothing / 2
-        return F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weights)
+        """Mean over samples and labels; `weights` multiply the loss of labels that are 1.
+
+        torch's `pos_weight` multiplies what smoothing adds to the others, too.
+        """
+        ends = (smoothing / 2, 1 - smoothing / 2)
+        if weights is None:
+            targets = targets * (1 - smoothing) + ends[0]
+            return F.binary_cross_entropy_with_logits(logits, targets)
+        zero, one = (
+            F.binary_cross_entropy_with_logits(
+                logits, torch.full_like(logits, end), reduction="none"
+            )
+            for end in ends
+        )
+        return (targets * weights * one + (1 - targets) * zero).mean()
 
     def predictions(self, logits: Tensor) -> Tensor:
         return logits.sigmoid()
@@ -310,13 +316,6 @@ class MultiLabel(Problem):
         return (samples - counts).clamp(min=1) / counts.clamp(min=1)
 
 
-class R2(R2Score):
-    """Coefficient of determination; NaN for a single sample, which has none."""
-
-    def compute(self) -> Tensor:
-        return super().compute() if self.total > 1 else torch.tensor(torch.nan)
-
-
 class Regression(Problem):
     """A number for each sample: squared error of the standardised numbers.
 
@@ -344,7 +343,8 @@ class Regression(Problem):
         return Number(float(row))
 
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
-        columns = [samples.labels[:, 0].tolist(), samples.predictions[:, 0].tolist()]
+        numbers = (samples.labels[:, 0].tolist(), samples.predictions[:, 0].tolist())
+        columns: list[list[Any]] = [[f"{number:.7g}" for number in column] for column in numbers]
         return [self.names[0], "prediction"], columns
 
     def save_reports(self, folder: Path, prefix: str, samples: Evaluated) -> None:
@@ -362,7 +362,7 @@ class Regression(Problem):
         return {
             "mae": MeanAbsoluteError(),
             "rmse": MeanSquaredError(squared=False),
-            "r2": R2(),
+            "r2": R2(self.mean, self.std),
             "samples": EvaluatedSamples(),
         }
 

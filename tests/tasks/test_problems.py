@@ -136,6 +136,45 @@ def test_heads_of_many_classes_are_made_at_once() -> None:
     assert len(set(found)) == 20_001 and found[8] == "probability_class 7"
 
 
+@pytest.mark.parametrize("mean, std", [(20_000, 3), (737_000, 300), (0.01, 0.003), (8e-8, 4e-8)])
+def test_r2_of_large_and_small_numbers(mean: float, std: float) -> None:
+    numbers = mean + std * torch.randn(40, 1)
+    guess = numbers + std / 3 * torch.randn(40, 1)
+    metadata = {"class_names": ["n"], "target_mean": mean, "target_std": std}
+    metric = Regression(metadata).metrics()["r2"]
+    metric.to(torch.float64)  # as in validation
+    for rows in range(0, 40, 8):
+        metric.update(guess[rows : rows + 8], numbers[rows : rows + 8])
+    assert float(metric.compute()) == pytest.approx(r2_score(numbers, guess), rel=1e-4)
+    shown = NUMBER.prediction(torch.tensor([mean]))
+    assert float(shown.line()) == pytest.approx(mean, rel=1e-5)
+    assert shown.entry()["prediction"] == pytest.approx(mean, rel=1e-6)
+
+
+def test_class_weights_leave_the_best_output_as_it_is() -> None:
+    """For any weights, a sample of a certain class is best predicted by its smoothed target."""
+    weights = torch.tensor([0.5, 20.0, 1.0])
+    one = torch.eye(3)
+    best = {SINGLE: (one * 0.9 + 0.1 / 3).log(), MULTI: (one * 0.9 + 0.05).logit()}
+    for kind, logits in best.items():
+        logits.requires_grad_()
+        kind.loss(logits, one, 0.1, weights).backward()
+        assert logits.grad is not None and logits.grad.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", [SINGLE, MULTI])
+def test_weighted_losses_without_smoothing_are_those_of_torch(kind: Problem) -> None:
+    logits = torch.randn(5, 3)
+    mixed = torch.rand(5, 3)
+    mixed = mixed / mixed.sum(1, keepdim=True)
+    weights = torch.tensor([0.5, 20.0, 1.0])
+    if kind is SINGLE:
+        expected = F.cross_entropy(logits, mixed, weights, reduction="none").mean()
+    else:
+        expected = F.binary_cross_entropy_with_logits(logits, mixed, pos_weight=weights)
+    torch.testing.assert_close(kind.loss(logits, mixed, 0.0, weights), expected)
+
+
 def test_a_single_number_has_no_r2() -> None:
     metric = NUMBER.metrics()["r2"]
     metric.update(torch.tensor([[1.0]]), torch.tensor([[2.0]]))

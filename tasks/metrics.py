@@ -1,0 +1,38 @@
+"""Metrics of torchmetrics whose results at the edges are others here."""
+
+import warnings
+
+import torch
+from torch import Tensor
+from torchmetrics import R2Score
+from torchmetrics.classification import MultilabelAveragePrecision
+
+
+class MeanAveragePrecision(MultilabelAveragePrecision):
+    """Of a label that no sample has it is 0, without a warning: report.csv shows its support."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "No positive samples found in target")
+            return super().compute()
+
+
+class R2(R2Score):
+    """Coefficient of determination; NaN for a single sample, which has none.
+
+    `mean` and `std` of the training numbers scale both numbers, which does not change it: sums of
+    squares of large numbers would be inexact, and torchmetrics takes those of small ones for 0.
+    """
+
+    def __init__(self, mean: float, std: float) -> None:
+        super().__init__()
+        self.mean = mean
+        self.std = std
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        kind = torch.float32 if preds.device.type == "mps" else torch.float64
+        scaled = [(numbers.to(kind) - self.mean) / self.std for numbers in (preds, target)]
+        super().update(*scaled)
+
+    def compute(self) -> Tensor:
+        return super().compute() if self.total > 1 else torch.tensor(torch.nan)
