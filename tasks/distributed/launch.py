@@ -36,6 +36,7 @@ from tasks.distributed.environment import (
 )
 from tasks.errors import RunError, UsageError, is_local_rank_zero
 from tasks.tracking.run_folder import choose_run_folder
+from tasks.training.averaging import refuse_lost_average
 from tasks.training.trainer_options import ending_option
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp")
@@ -159,6 +160,7 @@ class SameCheckpoint(Callback):
         self.start_step = checkpoint["global_step"] if checkpoint else 0
         self.start = f"{path}, step {self.start_step}" if checkpoint else ""
         self.restored = checkpoint is None  # whether all of its state is in place
+        self.callbacks = list(checkpoint.get("callbacks", {})) if checkpoint else []
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
@@ -168,6 +170,9 @@ class SameCheckpoint(Callback):
                 f"{socket.gethostname()} does not see (it has {self.start or 'no checkpoint'}): "
                 "put the run folder on a disk that all machines share"
             )
+
+        if stage == "fit":
+            refuse_lost_average(self.callbacks, trainer.callbacks)  # type: ignore[attr-defined]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.restored = True

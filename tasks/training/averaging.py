@@ -1,5 +1,6 @@
 """Averages of the weights: smoother than the trained weights, used in validation and saved."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -124,6 +125,25 @@ class Averaging(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.loaded = state_dict
+
+
+def refuse_lost_average(saved: Iterable[str], callbacks: Iterable[Callback]) -> None:
+    """Refuses to resume a run without its average: a checkpoint's weights are the average.
+
+    Args:
+        saved: Names of the callbacks whose states are in the checkpoint.
+        callbacks: Of the run that resumes.
+
+    Raises:
+        UsageError: One of them is an average, and the run has none.
+    """
+    options = {"EMA": "--model.ema", "LastWeights": "--model.average"}
+    lost = [options[name] for name in saved if name in options]
+    if lost and not any(isinstance(callback, Averaging) for callback in callbacks):
+        raise UsageError(
+            f"the run averages its weights: resume it with {lost[0]}, or start a new run from its "
+            "average with --model.pretrained"
+        )
 
 
 class EMA(Averaging):

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
-from tasks.lightning_patches import RunCheckpoint
+from tasks.lightning_patches import BEST_FILENAME, RunCheckpoint
 from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
@@ -44,11 +44,15 @@ MAXIMUM = 2**63 - 1  # PyTorch's largest integer
 NOT_ZERO = ("accumulate_grad_batches", "limit_train_batches", "max_epochs", "max_steps")
 REFUSED_CALLBACKS = {  # of Lightning, with what to use instead
     "Timer": "give --trainer.max_time",
+    **dict.fromkeys(
+        ("WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"), "give --model.ema"
+    ),
+    "GradientAccumulationScheduler": "give --trainer.accumulate_grad_batches",
     "LearningRateFinder": "compare learning rates in an experiment of tasks.lab",
 }
 # These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
-BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task's monitor
+OWN_FILENAMES = (BEST_FILENAME, "last", "previous")  # of the checkpoints of every run
 
 
 def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
@@ -158,7 +162,15 @@ def default_precision(accelerator: str) -> str:
 
 
 def place_checkpoints(options: Any) -> None:
-    """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder."""
+    """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder.
+
+    Raises `UsageError` if its files would replace those of every run.
+    """
+    if options.filename in OWN_FILENAMES:
+        raise UsageError(
+            f"--checkpoint.filename {options.filename} is that of a checkpoint of every run: give "
+            "another name"
+        )
     if options.dirpath:
         options.dirpath = os.path.abspath(os.path.expanduser(options.dirpath))
 

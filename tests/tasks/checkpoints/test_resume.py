@@ -20,7 +20,7 @@ from tasks.vit.task import ViTTask
 from tests.helpers.cases import RANDOM, assert_same
 from tests.helpers.command import Console, Patch, process, run
 from tests.helpers.results import checkpoint, logged, metrics, same, summary
-from tests.helpers.tiny import SHORT, write_images
+from tests.helpers.tiny import FEW_STEPS, SHORT, SMALL_S2S, write_images
 
 EVERYTHING = (
     f"{RANDOM} --trainer.max_epochs 2 --trainer.limit_train_batches 8 --seed_everything 7 "
@@ -279,3 +279,40 @@ def test_checkpoints_elsewhere_are_found_again() -> None:
     assert Path("elsewhere/last.ckpt").exists() and not Path("r/checkpoints/last.ckpt").exists()
     assert run("fit --resume r --trainer.max_epochs 3") == 0
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
+
+
+def test_steps_of_an_epoch_do_not_change_while_epochs_end_the_run(console: Console) -> None:
+    """The schedule counts steps: it would end too early or too late."""
+    assert run(f"fit {SHORT} --run_dir r") == 0
+    for option in ("accumulate_grad_batches 2", "limit_train_batches 2"):
+        line = f"fit --resume r --trainer.max_epochs 3 --trainer.{option}"
+        console.refused(line, f"{option.split()[0]} ", "resume with the former")
+    line = "fit --resume r --trainer.accumulate_grad_batches 2 --trainer.max_epochs -1"
+    assert run(f"{line} --trainer.max_steps 10") == 0
+    assert checkpoint("r")["global_step"] == 10
+
+
+@pytest.mark.parametrize("given", ["ema 0.9", "average 2"])
+def test_a_run_with_an_average_needs_it_to_resume(given: str, console: Console) -> None:
+    """The checkpoint's own weights are the average, which training must not go on from."""
+    task = "vit" if given.startswith("ema") else "seq2seq"
+    short = SHORT if task == "vit" else f"{SMALL_S2S} --data.source dates {FEW_STEPS}"
+    name = given.split()[0]
+    assert run(f"fit {short} --model.{given} --run_dir r", task) == 0
+    line = f"fit --resume r --trainer.max_epochs 3 --model.{name} null"
+    console.refused(line, f"resume it with --model.{name}", task=task)
+
+
+def test_the_best_by_the_metric_of_the_task_can_be_kept_several_times() -> None:
+    line = (
+        f"fit {SHORT} --checkpoint.monitor val/acc --checkpoint.mode max --checkpoint.save_top_k 2"
+    )
+    assert run(f"{line} --trainer.max_epochs 3 --run_dir r") == 0
+    assert len([*Path("r/checkpoints").glob("epoch=*.ckpt")]) == 2
+    assert run("fit --resume r --trainer.max_epochs 4") == 0
+    assert len([*Path("r/checkpoints").glob("epoch=*.ckpt")]) == 2
+
+
+@pytest.mark.parametrize("name", ["best", "last", "previous"])
+def test_names_of_the_checkpoints_of_every_run_are_taken(name: str, console: Console) -> None:
+    console.refused(f"fit {SHORT} --checkpoint.filename {name} --run_dir r", f"filename {name}")

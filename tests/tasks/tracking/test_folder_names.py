@@ -52,7 +52,7 @@ def test_the_time_that_ended_a_run_is_named(console: Console) -> None:
     assert "nothing was left" in out and "max_time" in out and "max_epochs" not in out
 
 
-@pytest.mark.parametrize("name", ["Timer", "LearningRateFinder"])
+@pytest.mark.parametrize("name", ["Timer", "LearningRateFinder", "EMAWeightAveraging"])
 def test_callbacks_that_cannot_be_used_are_refused(name: str, console: Console) -> None:
     console.refused(f"fit {LONG} --trainer.callbacks {name}", name)
     assert not Path("runs").exists()
