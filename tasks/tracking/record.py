@@ -62,9 +62,12 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
 
 
 def round_floats(value: Any) -> Any:
-    """Floats in nested primitives with `DIGITS` significant digits."""
+    """Floats in nested primitives with `DIGITS` significant digits; None, not NaN or infinity.
+
+    JSON has neither of them.
+    """
     if isinstance(value, float):
-        return float(f"{value:.{DIGITS}g}")
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: round_floats(item) for key, item in value.items()}
     return value

@@ -27,7 +27,7 @@ from tests.helpers.command import Console, run
 from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, metrics, summary
 from tests.helpers.tables import write
-from tests.helpers.tiny import NET, TINY, picture, write_data
+from tests.helpers.tiny import FEW_STEPS, NET, TINY, picture, write_data
 
 # One process --------------------------------------------------------------------------------------
 
@@ -209,6 +209,17 @@ def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None
 
 
 # Metrics ------------------------------------------------------------------------------------------
+
+
+def test_undefined_measures_are_null_in_json(console: Console) -> None:
+    """Texts of one class have no area under the ROC curve; JSON has no NaN."""
+    Path("texts.csv").write_text("text,label\n" + "good,a\nbad,b\n" * 8)
+    Path("one.csv").write_text("text,label\ngood,a\nfine,a\n")
+    line = f"fit {NET} {FEW_STEPS} --data.max_length 16 --data.batch_size 4"
+    assert run(f"{line} --data.path texts.csv --run_dir r", "bert") == 0
+    assert run("test --ckpt_path r --data.path one.csv --output out", "bert") == 0
+    found = json.loads(Path("out/test.json").read_text(), parse_constant=pytest.fail)
+    assert found["test/auroc"] is None and found["test/acc"] is not None
 
 
 def test_calibration_does_not_depend_on_the_order() -> None:
