@@ -224,7 +224,8 @@ class LastWeights(Averaging):
         last = self.last[-self.count :]
         for parameter, name in self.names.items():
             if parameter.requires_grad:  # frozen ones keep every bit
-                mean = sum(weights[name] / len(last) for weights in last)
+                kind = torch.promote_types(parameter.dtype, torch.float32)  # of the sum
+                mean = sum(weights[name].to(kind) / len(last) for weights in last)
                 self.swapped_out[parameter].copy_(mean)  # type: ignore[arg-type]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -75,6 +75,12 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
         if package.startswith(("pytorch_lightning.", "lightning.")) and name in REFUSED_CALLBACKS:
             raise UsageError(f"--trainer.callbacks {name}: {REFUSED_CALLBACKS[name]}")
     if command == "fit":
+        for unit in ("epochs", "steps"):
+            least, most = options[f"min_{unit}"] or 0, options[f"max_{unit}"] or -1
+            if 0 < most < least:
+                raise UsageError(
+                    f"--trainer.min_{unit} {least} exceeds --trainer.max_{unit} {most}: lower it"
+                )
         limit = options["max_time"]
         try:
             remaining = Timer(limit).time_remaining()

@@ -52,6 +52,12 @@ def test_the_time_that_ended_a_run_is_named(console: Console) -> None:
     assert "nothing was left" in out and "max_time" in out and "max_epochs" not in out
 
 
+def test_a_run_cannot_be_longer_than_its_end(console: Console) -> None:
+    for unit in ("epochs", "steps"):
+        line = f"fit --trainer.min_{unit} 5 --trainer.max_{unit} 2"
+        console.refused(line, f"min_{unit} 5 exceeds --trainer.max_{unit} 2")
+
+
 @pytest.mark.parametrize("name", ["Timer", "LearningRateFinder", "EMAWeightAveraging"])
 def test_callbacks_that_cannot_be_used_are_refused(name: str, console: Console) -> None:
     console.refused(f"fit {LONG} --trainer.callbacks {name}", name)

@@ -250,3 +250,15 @@ def test_task_saves_its_own_weights_after_fit(stops: dict[str, int], kind: str) 
     with torch.no_grad():
         task.net.a.weight.zero_()
     assert not task.state_dict()["net.a.weight"].any()
+
+
+def test_the_mean_of_equal_weights_is_exact_in_16_bits() -> None:
+    """The sum is in 32 bits; in 16 it would round at each of the five."""
+    toy = torch.nn.Linear(64, 64, dtype=torch.bfloat16)
+    mean = LastWeights(5)
+    mean.names = {parameter: name for name, parameter in toy.named_parameters()}
+    mean.swapped_out = {parameter: torch.zeros_like(parameter) for parameter in mean.names}
+    state = {name: parameter.detach() for parameter, name in mean.names.items()}
+    mean.restore({"last": [state] * 5})
+    for parameter, average in mean.swapped_out.items():
+        assert torch.equal(average, parameter)
