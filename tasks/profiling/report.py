@@ -11,6 +11,7 @@ BYTES = {"float32": 4, "bfloat16": 2}
 NOT_KNOWN = "not known"
 MEANINGS = {
     "d": "width",
+    "E": "width of embeddings",
     "T": "tokens of a sample",
     "N": "positions",
     "V": "vocabulary",

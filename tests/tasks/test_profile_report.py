@@ -29,6 +29,12 @@ def test_sizes_that_data_decide_are_said(console: Console) -> None:
     assert "V 500 (vocabulary)" in out and "decide in a training: K parameters" in out
 
 
+@pytest.mark.parametrize("task", ["lm", "bert"])
+def test_the_width_of_narrow_embeddings_is_said(task: str, console: Console) -> None:
+    line = "profile --max_minutes 1e-9 --lengths 8 --model.net.embedding_width 8"
+    assert "E 8 (width of embeddings)" in console.printed(line, task)[0]
+
+
 def test_a_crossover_outside_of_the_lengths_is_not_a_number() -> None:
     def sentence(scores: float) -> str:
         points = [
