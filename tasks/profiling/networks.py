@@ -16,6 +16,7 @@ from modules.models.images import IMAGE_PRESETS, ImageConfig, build_image_net, c
 from modules.models.mae import MAE_PRESETS, MAEConfig, MaskedAutoencoder
 from modules.models.seq2seq import ARCHITECTURES, SEQ2SEQ_PRESETS, Seq2SeqConfig
 from modules.models.swin import SwinConfig
+from modules.pooling import POOLINGS
 from modules.position import build_position
 from tasks.errors import UsageError
 from tasks.profiling import parts
@@ -197,6 +198,16 @@ def fill_bert(config: BertConfig, vocabulary: int, length: int) -> BertConfig:
     )
 
 
+def fill_classifier(config: BertConfig, vocabulary: int, length: int) -> BertConfig:
+    """Raises `ValueError` for a text that is too long for the pooling."""
+    if length > config.max_length and not POOLINGS[config.pool].any_length:
+        raise ValueError(
+            f"{length} tokens exceed the {config.max_length} that --model.net.pool {config.pool} "
+            "takes: give fewer, or raise --model.net.max_length"
+        )
+    return fill_bert(config, vocabulary, length)
+
+
 def fill_decoder(config: DecoderConfig, vocabulary: int, length: int) -> DecoderConfig:
     return replace(
         config,
@@ -303,7 +314,7 @@ NETWORKS: dict[str, Network] = {
         text_inputs,
         nn.Module.__call__,
         class_loss,
-        fill_bert,
+        fill_classifier,
         lambda config: config.max_length,
     ),
     "mlm": Network(

@@ -255,6 +255,14 @@ def test_bad_input_is_one_sentence(
     Console(capsys).refused(f"profile {line}", BAD[line], task="lm")
 
 
+def test_a_text_that_is_too_long_for_the_pooling_is_refused(console: Console) -> None:
+    line = "profile --lengths 600 --max_minutes 1e-9 --model.net.position rotary"
+    console.printed(f"{line} --model.net.pool mean", task="bert")
+    names = ("--lengths 600", "--model.net.pool flatten", "max_length")
+    console.refused(f"{line} --model.net.pool flatten", *names, task="bert")
+    console.printed(f"{line} --model.net.pool flatten", task="mlm")  # which does not pool
+
+
 @pytest.mark.slow
 def test_a_network_that_is_too_large_is_counted_only(tmp_path: Path, capsys: Any) -> None:
     out, _ = Console(capsys).printed(f"profile --preset gpt3 --output {tmp_path}/a", task="lm")
