@@ -132,7 +132,8 @@ class LanguageInspector(TextInspector):
     ) -> dict[str, list[View]]:
         ids = self.ids(*inputs)
         labels = token_labels(self.tokenizer, ids)
-        losses = token_losses(activations["logits"][:-1], torch.tensor(ids[1:])).tolist()
+        targets = torch.tensor(ids[1:], dtype=torch.long)  # also of a single token
+        losses = token_losses(activations["logits"][:-1], targets).tolist()
         note = (
             f"mean {sum(losses) / max(1, len(losses)):.3f} nats; the first token is not predicted"
         )

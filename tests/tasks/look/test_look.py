@@ -222,6 +222,13 @@ def test_the_decoder_is_left_as_it_is(runs: Path) -> None:
     assert not torch.equal(changed, before.reconstructed)
 
 
+def test_a_single_token_of_a_language_model_has_no_loss(runs: Path) -> None:
+    model = tessera.load(runs / "lm", kind=tessera.LanguageModel)
+    sample = INSPECTORS["lm"](model).sample("", ("",), FAST)
+    (losses,) = sample.tabs["losses"]
+    assert isinstance(losses, Tokens) and [*losses.values] == [None]
+
+
 def test_masks_are_filled_as_by_fill_mask(runs: Path) -> None:
     model = tessera.load(runs / "mlm", kind=tessera.MaskedLanguageModel)
     text = "a good [MASK] seen twice"
