@@ -28,7 +28,8 @@ def position_views(net: nn.Module) -> list[View]:
             title = name.replace(".", " ")
             tables = [p.shape[-1] for p in part.parameters() if p.ndim > 1]
             stack: Any = net.get_submodule(f"{name.removesuffix('position')}stack").config
-            views += views_of(part, title, max(tables, default=stack.width), stack.causal)
+            width = getattr(net.config, "embedding_width", None) or stack.width
+            views += views_of(part, title, max(tables, default=width), stack.causal)
         if isinstance(part, RelativeBias):
             _, stage, _, _, layer, *_ = name.split(".")  # stages.0.stack.blocks.1.attention.bias
             views.append(offset_map(part, f"stage {stage}, layer {layer}: bias of each head"))

@@ -62,6 +62,15 @@ def test_encodings_that_are_cut_say_so(kind: str) -> None:
             assert (f"first 256 of {length} positions" in view.note) == (length > LONGEST)
 
 
+def test_vectors_of_a_narrow_embedding_have_its_width() -> None:
+    stack = replace(STACK, causal=True)
+    config = DecoderConfig(20, 8, position="sinusoidal", embedding_width=6, stack=stack)
+    net = Decoder(config)
+    added, *_ = position_views(net)
+    assert isinstance(added, Matrix)
+    close(added.values, net.position.embed(torch.zeros(1, 8, 6), torch.arange(8)[None, :, None])[0])
+
+
 @pytest.mark.parametrize("is_second", [False, True])
 def test_biases_of_a_swin_are_maps_of_offsets(is_second: bool) -> None:
     """Of each block, with those of H heads in a square: the score of each query and key has it."""
