@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.look.views import Curves, Heads, Matrix, Sample, View
+from tasks.look.views import Curves, Heads, Matrix, Sample, Table, Tokens, View
 
 WEIGHT_STEPS = (255, 63, 15, 7)  # between 0 and 1: fewer if the page would be too large
 MAX_BYTES = 9_500_000
@@ -109,6 +110,12 @@ def encoded(view: View, steps: int) -> dict[str, Any]:
     if isinstance(view, Matrix):
         rows = view.values.double()  # (R, C)
         content = content | {"values": [[*map(five_digits, row)] for row in rows.tolist()]}
+        if None in map(finite, view.limits or ()):
+            content = content | {"limits": None}
+    if isinstance(view, Tokens):
+        content = content | {"values": [*map(finite, view.values)]}
+    if isinstance(view, Table):
+        content = content | {"rows": [[*map(finite, row)] for row in view.rows]}
     if isinstance(view, Curves):
         lines = {name: [*map(five_digits, values)] for name, values in view.lines.items()}
         content = content | {"lines": lines}
@@ -116,8 +123,14 @@ def encoded(view: View, steps: int) -> dict[str, Any]:
 
 
 def five_digits(value: float) -> float | None:
-    """Five digits; None if it is not finite, which JSON cannot say."""
-    return float(f"{value:.5g}") if abs(value) < float("inf") else None
+    """Five digits; None as of `finite`."""
+    number: float | None = finite(float(f"{value:.5g}"))
+    return number
+
+
+def finite(value: Any) -> Any:
+    """The value; None for a number that is not finite, which JSON cannot say."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def packed(weights: Tensor, steps: int) -> str:

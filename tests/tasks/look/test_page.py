@@ -231,6 +231,23 @@ def test_a_small_page_shows_all_weights(tmp_path: Path) -> None:
     close(unpacked(view), heads.weights, atol=0.005)
 
 
+def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    tabs: dict[str, list[View]] = {
+        "numbers": [
+            Matrix("matrix", torch.tensor([[nan, 1.0]]), "a", "bc", "", "", limits=(0.0, nan)),
+            Tokens("losses", ["a", "b", "c"], [None, 0.5, inf], "nats"),
+            Table("table", ("token", "p"), [["the", nan], ["a", 0.123456789]]),
+        ]
+    }
+    page = tmp_path / "look.html"
+    page.write_text(render("nan", "", [Sample("one", tabs)], {}))
+    matrix, tokens, table = tab_views(content(page))["numbers"]
+    assert matrix["values"] == [[None, 1.0]] and matrix["limits"] is None
+    assert tokens["values"] == [None, 0.5, None]
+    assert table["rows"] == [["the", None], ["a", 0.123456789]]
+
+
 def test_the_page_itself_is_small() -> None:
     page = render("empty", "", [Sample("one", {"texts": [Table("none", ("a",), [])]})], {})
     assert len(page) < 300_000
