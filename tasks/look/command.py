@@ -12,7 +12,7 @@ from typing import Any
 from tessera.loading import find
 from torch import nn
 
-from datamodules.utils.files import write_text
+from datamodules.utils.files import path_fault, write_text
 from modules.activations import activation_names, attention_parts, component
 from tasks.checkpoints.exporting import check_writable
 from tasks.checkpoints.reading import run_of_checkpoint
@@ -99,17 +99,17 @@ class PairOptions(TextOptions):
 
 def look_at_images(options: ImageOptions) -> None:
     """Show attention, heads and positions for images, as a page and as figures."""
-    look("vit", options, [(image,) for image in options.image])
+    look("vit", options, images(options))
 
 
 def look_at_encoders(options: ImageOptions) -> None:
     """Show attention, heads and positions of the encoder for images, as a page and as figures."""
-    look("mae", options, [(image,) for image in options.image])
+    look("mae", options, images(options))
 
 
 def look_at_pixels(options: ImageOptions) -> None:
     """Show attention, heads, positions and losses of pixels, as a page and as figures."""
-    look("igpt", options, [(image,) for image in options.image])
+    look("igpt", options, images(options))
 
 
 def look_at_reviews(options: TextOptions) -> None:
@@ -133,6 +133,18 @@ def look_at_pairs(options: PairOptions) -> None:
         raise UsageError("--target has no --text: give a text for each translation")
     pairs = [*zip_longest([text for (text,) in texts(options)], options.target)]
     look("seq2seq", options, pairs)
+
+
+def images(options: ImageOptions) -> list[Sequence[Any]]:
+    """The pictures on the command line. Raises `UsageError` if one is not there."""
+    named = [("--image", path) for path in options.image]
+    if options.patch_from is not None:
+        named.append(("--patch_from", options.patch_from))
+    for option, path in named:
+        fault = path_fault(path)
+        if fault is not None:
+            raise UsageError(f"{option} {path} {fault}: give a picture")
+    return [(path,) for path in options.image]
 
 
 def texts(options: TextOptions) -> list[Sequence[Any]]:

@@ -1,4 +1,4 @@
-"""What `look` says of texts that the network does not read as they are."""
+"""What `look` says of inputs that the network does not read as they are, or that are missing."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.command import Console
 from tests.helpers.page import content, tab_views
+from tests.helpers.tiny import picture
 
 FAST = "--effects false --figures false --output out"
 LONG = "two " * 200
@@ -53,3 +54,15 @@ def test_only_the_first_ten_unknown_words_are_named(runs: Path, console: Console
         text for text in console.printed(line, "bert")[0].splitlines() if "does not know" in text
     ]
     assert all((repr(word) in said) == (word < "k") for word in words) and ", ...:" in said
+
+
+@pytest.mark.parametrize("task", ["vit", "mae", "igpt"])
+def test_the_option_of_a_picture_that_is_missing_is_named(
+    task: str, runs: Path, tmp_path: Path, console: Console
+) -> None:
+    picture(8, "L").save(tmp_path / "photo.png")
+    line = f"look --ckpt_path {runs}/{task} --image"
+    console.refused(f"{line} none.png", "--image none.png does not exist", task=task)
+    console.refused(f"{line} {tmp_path}", f"--image {tmp_path} is a folder", task=task)
+    line += f" {tmp_path}/photo.png --patch 0 --patch_from"
+    console.refused(f"{line} none.png", "--patch_from none.png does not exist", task=task)
