@@ -21,6 +21,7 @@ STEPS = 100  # of Levenberg and Marquardt
 SAMPLES = 200  # of the bootstrap
 CONSTANTS = 5  # of the law
 MIN_RUNS = 7  # that it is fitted to
+MIN_VALUES = 3  # of N and of D: a constant and a power of each cannot be told apart from two
 
 
 class Law(NamedTuple):
@@ -171,6 +172,12 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
             f"{len(fitted)} are finished.\n"
         )
     runs = columns(fitted, evaluation)
+    sizes, counts = (len(column.unique()) for column in runs[:2])
+    if min(sizes, counts) < MIN_VALUES:
+        return (
+            f"{title}It is fitted to at least {MIN_VALUES} sizes N and {MIN_VALUES} numbers of "
+            f"tokens D, without the largest run; there are {sizes} and {counts}.\n"
+        )
     law, samples = fit_law(*runs)
     rows = [*zip(("E", "A", "alpha", "B", "beta"), law, samples, strict=True)]
     exponent = law.beta / (law.alpha + law.beta)

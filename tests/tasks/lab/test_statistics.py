@@ -130,19 +130,39 @@ def test_intervals_hold_the_planted_exponents_as_often_as_they_say() -> None:
     assert 0.9 <= np.mean(held) <= 0.99
 
 
-@pytest.mark.parametrize("evaluation", ["", "long"])
-def test_the_largest_model_is_held_out_with_all_its_seeds(tmp_path: Path, evaluation: str) -> None:
+def grid_results(sizes: tuple[float, ...], counts: tuple[int, ...], name: str) -> list[Result]:
+    """Results of runs of these numbers of parameters and steps, with two seeds each."""
     law = Law(1.7, 60.0, 0.34, 200.0, 0.29)
     results = []
-    for size in (1e4, 3e4, 1e5, 3e5):
-        for steps in (100, 300, 1000, 3000):
-            is_largest = size * steps == 3e5 * 3000
+    for size in sizes:
+        for steps in counts:
+            is_largest = size * steps == max(sizes) * max(counts)
             for seed in (0, 1):
                 loss = float(law.loss(torch.tensor(size), torch.tensor(steps * 1e3)))
                 loss *= 2 if is_largest else 1  # the fit must not see it
                 values = {"size": size, "steps": steps}
                 run = Run("r", "lm", values, seed, [], {}, steps, 1e3, 6e3 * size, int(size))
-                results.append(Result(run, "finished", "", {}, steps, {evaluation: loss}))
+                results.append(Result(run, "finished", "", {}, steps, {name: loss}))
+    return results
+
+
+@pytest.mark.parametrize("evaluation", ["", "long"])
+def test_the_largest_model_is_held_out_with_all_its_seeds(tmp_path: Path, evaluation: str) -> None:
+    results = grid_results((1e4, 3e4, 1e5, 3e5), (100, 300, 1000, 3000), evaluation)
     text = scaling_report(tmp_path, results, evaluation)
     assert "an error of 50.0%" in text
     assert [path.suffix for path in tmp_path.iterdir()] == [".png"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "counts", "found"),
+    [
+        ((1e4, 3e4), (100, 300, 1000, 3000), "there are 2 and 4"),
+        ((1e4, 3e4, 1e5, 3e5), (100, 300), "there are 4 and 2"),
+    ],
+)
+def test_a_law_that_the_runs_do_not_determine_is_not_fitted(
+    tmp_path: Path, sizes: tuple[float, ...], counts: tuple[int, ...], found: str
+) -> None:
+    text = scaling_report(tmp_path, grid_results(sizes, counts, ""))
+    assert found in text and "interval" not in text and not [*tmp_path.iterdir()]
