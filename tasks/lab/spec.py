@@ -9,11 +9,18 @@ from typing import Any
 from tasks.cli.app import TASKS
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.errors import UsageError, unknown_name
+from tasks.options import flat
 
 BUDGET_UNITS = ("steps", "tokens", "flops", "minutes")
-PICTURE_KINDS = ("bars", "line", "curves", "layers")
+PICTURE_KEYS = {  # of each kind
+    "bars": ("kind", "x"),
+    "line": ("kind", "x", "scale"),
+    "curves": ("kind", "x", "metric"),
+    "layers": ("kind", "metric", "at"),
+}
 CURVES_X = ("steps", "minutes")
-PICTURE_KEYS = ("kind", "x", "metric", "scale", "at")
+SCALES = ("linear", "log")
+LAYERS_AT = ("first", "last")
 FILE_KEYS = (
     *("title", "claim", "task", "options", "before", "axes", "seeds", "budget", "metric"),
     *("evaluations", "compare", "pictures", "scaling_law"),
@@ -133,13 +140,7 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
 
     Raises `UsageError`, which says where in the file something is wrong.
     """
-    content = read_config(path)
-    if not content.keys() & set(REQUIRED_KEYS):
-        raise UsageError(f"{path} is no laboratory: it has none of {', '.join(REQUIRED_KEYS)}")
-    for key in content:
-        require(key in FILE_KEYS, path, unknown_name(str(key), FILE_KEYS, "key"))
-    for key in REQUIRED_KEYS:
-        require(key in content, path, f"{key} is missing")
+    content = read_content(path)
     options = checked_options(content.get("options", {}), f"{path}: options")
     axes = {
         name: axis_values(name, values, f"{path}: axes.{name}")
@@ -161,6 +162,9 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     require(isinstance(metric.get("name"), str), f"{path}: metric", "name is missing")
     is_goal = metric.get("goal") in ("maximize", "minimize")
     require(is_goal, f"{path}: metric.goal", "give maximize or minimize")
+    evaluations = nested(content.get("evaluations", {}), f"{path}: evaluations")
+    known = [*axes, *(["evaluation"] if evaluations else [])]
+    has_law = bool(content.get("scaling_law", False))
     overrides = [f"--steps {steps}"] if steps is not None else []
     if seeds is not None and seeds != content.get("seeds"):
         overrides.append(f"--seeds {','.join(map(str, seeds))}")
@@ -176,12 +180,24 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
         goal=metric["goal"],
         before=before,
         before_task=before_task,
-        evaluations=nested(content.get("evaluations", {}), f"{path}: evaluations"),
+        evaluations=evaluations,
         compare=checked_compare(content.get("compare", {}), axes, f"{path}: compare"),
-        pictures=checked_pictures(content.get("pictures", {}), axes, f"{path}: pictures"),
-        scaling_law=bool(content.get("scaling_law", False)),
+        pictures=checked_pictures(content.get("pictures", {}), known, f"{path}: pictures", has_law),
+        scaling_law=has_law,
         overrides=" ".join(overrides),
     )
+
+
+def read_content(path: str) -> dict[str, Any]:
+    """The content of a file, whose keys are checked."""
+    content = read_config(path)
+    if not content.keys() & set(REQUIRED_KEYS):
+        raise UsageError(f"{path} is no laboratory: it has none of {', '.join(REQUIRED_KEYS)}")
+    for key in content:
+        require(key in FILE_KEYS, path, unknown_name(str(key), FILE_KEYS, "key"))
+    for key in REQUIRED_KEYS:
+        require(key in content, path, f"{key} is missing")
+    return content
 
 
 def mapping(value: Any, where: str) -> dict[str, Any]:
@@ -205,9 +221,11 @@ def checked_options(value: Any, where: str, ends_by_itself: bool = False) -> dic
     """
     options = mapping(value, where)
     refused = RESERVED if ends_by_itself else (*RESERVED, *BUDGET_OPTIONS)
-    for name in options:
-        source = "the budget gives it" if name in BUDGET_OPTIONS else "the laboratory gives it"
-        require(name not in refused, where, f"{name} cannot be set: {source}")
+    for given in flat(options):
+        for name in refused:
+            source = "the budget gives it" if name in BUDGET_OPTIONS else "the laboratory gives it"
+            is_set = given == name or given.startswith(f"{name}.")
+            require(not is_set, where, f"{name} cannot be set: {source}")
     return options
 
 
@@ -230,10 +248,17 @@ def axis_values(name: str, values: Any, where: str) -> dict[Any, dict[str, Any]]
     require(isinstance(values, list | Mapping), where, "give a list, or options by name")
     require(values, where, "the axis is empty: give at least one value")
     if isinstance(values, list):
-        keys = [in_yaml(v) if isinstance(v, list | dict) or v is None else v for v in values]
+        keys = [*map(value_name, values)]
         require(len(set(map(str, keys))) == len(keys), where, "a value is given twice")
+        equal = "two values are equal, as 1, 1.0 and true are: leave one out"
+        require(len(set(keys)) == len(keys), where, equal)
         values = {key: {name: value} for key, value in zip(keys, values, strict=True)}
     return {key: checked_options(options, f"{where}.{key}") for key, options in values.items()}
+
+
+def value_name(value: Any) -> Any:
+    """The name of a value in the list of an axis: itself, or as YAML if it is none or several."""
+    return in_yaml(value) if isinstance(value, list | dict) or value is None else value
 
 
 def make_setting(
@@ -290,30 +315,43 @@ def checked_compare(value: Any, axes: Mapping[str, Any], where: str) -> dict[str
     for axis, base in mapping(value, where).items():
         require(axis in axes, where, unknown_name(axis, axes, "axis"))
         by_text = {str(name): name for name in axes[axis]}
-        known = str(base) in by_text
-        require(known, f"{where}.{axis}", unknown_name(str(base), by_text, "value"))
-        found[axis] = by_text[str(base)]
+        text = str(base) if str(base) in by_text else str(value_name(base))
+        require(text in by_text, f"{where}.{axis}", unknown_name(text, by_text, "value"))
+        found[axis] = by_text[text]
     return found
 
 
-def checked_pictures(value: Any, axes: Mapping[str, Any], where: str) -> dict[str, dict[str, Any]]:
-    """Options of pictures by name; bars over the first axis if none are given."""
+def checked_pictures(
+    value: Any, axes: Iterable[str], where: str, has_law: bool
+) -> dict[str, dict[str, Any]]:
+    """Options of pictures by name; bars over the first axis if none are given.
+
+    Args:
+        value: Of the file.
+        axes: Names of all axes, with "evaluation" if there are evaluations.
+        where: In the file.
+        has_law: Whether there is a picture of the scaling law.
+    """
+    known = [*axes]
     found = nested(value, where)
     for name, options in found.items():
         here = f"{where}.{name}"
-        for key in options:
-            require(key in PICTURE_KEYS, here, unknown_name(key, PICTURE_KEYS, "key"))
+        is_taken = has_law and (name == "scaling" or name.startswith("scaling_"))
+        require(not is_taken, here, "this is the name of the scaling law's picture: use another")
         kind = str(options.get("kind"))
-        require(kind in PICTURE_KINDS, here, unknown_name(kind, PICTURE_KINDS, "kind"))
-        if kind in ("bars", "line"):
-            known = (*axes, "evaluation")
-            x = str(options.get("x", next(iter(axes), "")))
-            require(x in known, f"{here}.x", unknown_name(x, known, "axis"))
-        elif kind == "curves":
-            x = str(options.get("x", "steps"))
-            require(x in CURVES_X, f"{here}.x", unknown_name(x, CURVES_X, "unit"))
-    if not found and axes:
-        return {"bars": {"kind": "bars", "x": next(iter(axes))}}
+        require(kind in PICTURE_KEYS, here, unknown_name(kind, PICTURE_KEYS, "kind"))
+        has_axis = known or kind not in ("bars", "line")
+        require(has_axis, here, "there is no axis: add one, or use kind curves or layers")
+        keys = PICTURE_KEYS[kind]
+        for key in options:
+            require(key in keys, here, unknown_name(key, keys, f"key of kind {kind}:"))
+        choices = {"x": CURVES_X if kind == "curves" else known, "scale": SCALES, "at": LAYERS_AT}
+        for key, names in choices.items():
+            if key in options:
+                text = str(options[key])
+                require(text in names, f"{here}.{key}", unknown_name(text, names, "value"))
+    if not found and known:
+        return {"bars": {"kind": "bars", "x": known[0]}}
     return found
 
 

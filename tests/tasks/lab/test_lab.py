@@ -43,6 +43,10 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"axes": {"model.net.stack.order": []}}, ("axes.model.net.stack.order", "empty")),
     ({"axes": {"model.net.stack.heads": [2, 5]}}, ("heads=5",)),
     ({"axes": {"trainer.max_epochs": [2, 5]}}, ("trainer.max_epochs", "budget")),
+    ({"options": {"trainer": {"max_steps": 5}}}, ("options", "trainer.max_steps", "budget")),
+    ({"options": {"trainer.max_time": {"minutes": 5}}}, ("options", "trainer.max_time", "budget")),
+    ({"axes": {"model.net.stack.heads": [1, 1.0]}}, ("axes.model.net.stack.heads", "equal")),
+    ({"axes": {"model.net.stack.causal": [False, 0]}}, ("axes.model.net.stack.causal", "equal")),
     ({"options": {"trainer.max_time": "00:00:00:09"}}, ("options", "trainer.max_time", "budget")),
     ({"before": {"task": "mlm", "option": {}}}, ("before", "'options'")),
     ({"before": {"task": "mlm", "options": {"run_dir": "x"}}}, ("before.options", "run_dir")),
@@ -58,6 +62,7 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"metric": {"name": "test/bleu", "goal": "maximize"}}, ("test/bleu", "test/acc")),
     ({"compare": {"model.net.stack.order": "pro"}}, ("compare", "'pre'")),
+    ({"compare": {"model.net.stack.order": None}}, ("compare", "pre, post")),
     ({"evaluations": {"far": {"data.lenght": 9}}}, ("evaluations.far", "--data.lenght")),
     ({"axes": {"start": {"x": {"model.pretrained": "{before}"}}}}, ("start=x", "before")),
     (
@@ -70,6 +75,13 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ),
     ({"evaluations": {"a/b": {}}}, ("evaluations", "a_b")),
     ({"pictures": {"a": {"kind": "curves", "x": "hours"}}}, ("pictures.a.x", "minutes")),
+    ({"pictures": {"a": {"kind": "bars", "x": "evaluation"}}}, ("pictures.a.x", "evaluation")),
+    ({"axes": {}, "pictures": {"a": {"kind": "bars"}}}, ("pictures.a", "axis")),
+    ({"pictures": {"a": {"kind": "line", "scale": "lgo"}}}, ("pictures.a.scale", "'log'")),
+    ({"pictures": {"a": {"kind": "layers", "at": "lats"}}}, ("pictures.a.at", "'last'")),
+    ({"pictures": {"a": {"kind": "bars", "metric": "val/loss"}}}, ("pictures.a", "metric")),
+    ({"scaling_law": True, "pictures": {"scaling": {"kind": "curves"}}}, ("scaling", "another")),
+    ({"scaling_law": True, "pictures": {"scaling_a": {"kind": "bars"}}}, ("scaling_a", "another")),
     ({"colour": 1}, ("colour",)),
 ]
 
@@ -85,6 +97,29 @@ def test_what_is_wrong_is_said_before_the_first_run(
     for name in ("lab.yaml", *names):
         assert name in error
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "base", "name"),
+    [
+        ([None, 0.1], None, "null"),
+        (["x", ["a", "b"]], ["a", "b"], '["a", "b"]'),
+        ([True, False], True, True),
+        ({None: {}, "x": {}}, None, None),
+    ],
+)
+def test_values_to_compare_with_are_named_as_those_of_axes(
+    values: Any, base: Any, name: Any
+) -> None:
+    write_lab(axes={"a": values}, compare={"a": base})
+    lab = read_lab("lab.yaml")
+    assert lab.compare == {"a": name} and name in lab.axes["a"]
+
+
+def test_pictures_over_evaluations_need_some() -> None:
+    pictures = {"a": {"kind": "line", "x": "evaluation", "scale": "linear"}}
+    write_lab(evaluations={"far": {}}, pictures=pictures)
+    assert read_lab("lab.yaml").pictures == pictures
 
 
 def test_options_of_a_run_that_is_missing_are_accepted() -> None:
