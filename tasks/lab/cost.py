@@ -27,6 +27,7 @@ class StepCost:
         parameters: Of the network.
         metrics: Names of what training and validation log.
         monitor: The one of them whose best value is kept.
+        has_timer: Whether `trainer.max_time` limits the run.
     """
 
     tokens: float
@@ -34,6 +35,7 @@ class StepCost:
     parameters: int
     metrics: list[str]
     monitor: str
+    has_timer: bool
 
 
 def check_fit(task: str, arguments: list[str], where: str) -> StepCost:
@@ -86,6 +88,8 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
     from tasks.cli.lazy_imports import import_lightning
 
     import_lightning()
+    from pytorch_lightning.callbacks import Timer
+
     from tasks.cli.app import app
     from tasks.cli.lightning_cli import TaskCLI
 
@@ -114,6 +118,7 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
         parameters=sum(parameter.numel() for parameter in model.net.parameters()),
         metrics=model.logged_metrics(),
         monitor=model.monitor,
+        has_timer=any(isinstance(one, Timer) for one in trainer.callbacks),
     )
 
 

@@ -96,6 +96,7 @@ def make_plan(lab: Lab, folder: Path, configs: list[str]) -> Plan:
             checked = [*check_early(lab.task, setting.options, before_folder, where), *more]
         cost = check_fit(lab.task, [*checked, *budget_words(setting.budget)[0]], where)
         check_metric(lab, cost, where)
+        check_timer(setting.budget, cost, where)
         limit, steps = budget_words(setting.budget, cost)
         for seed in lab.seeds:
             name = f"{setting.name},seed={seed}"
@@ -132,6 +133,7 @@ def plan_before(lab: Lab, folder: Path, more: list[str]) -> Run | None:
     limit: list[str] = []
     steps = None
     if lab.before.budget:
+        check_timer(lab.before.budget, cost, where)
         limit, steps = budget_words(lab.before.budget, cost)
     return Run(
         name=BEFORE,
@@ -196,7 +198,8 @@ def budget_words(
     if unit == "minutes":
         seconds = max(1, round(amount * 60))
         limit = f"00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-        return ["--trainer.max_time", limit, "--trainer.max_epochs", "-1"], None
+        no_others = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"]
+        return ["--trainer.max_time", limit, *no_others], None
     if unit != "steps":
         step_amount = math.inf if cost is None else getattr(cost, unit)
         amount /= step_amount
@@ -220,6 +223,16 @@ def check_metric(lab: Lab, cost: StepCost, where: str) -> None:
         raise UsageError(
             f"{lab.path}: metric.name: there is no {lab.metric}: choose from "
             f"{', '.join(dict.fromkeys(known))} (in {where})"
+        )
+
+
+def check_timer(budget: Mapping[str, float], cost: StepCost, where: str) -> None:
+    """Refuses a time limit of a config file, which might end a run before its budget does."""
+    if cost.has_timer and "minutes" not in budget:
+        (unit,) = budget
+        raise UsageError(
+            f"{where}: trainer.max_time of a config file might end the run before its {unit} do: "
+            "take it out, or give budget.minutes"
         )
 
 

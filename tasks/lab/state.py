@@ -46,13 +46,20 @@ def arguments_line(folder: Path, run: Run, evaluation: str = "") -> str:
     return shlex.join(arguments).replace(str(folder), ".") + "\n"
 
 
+def movable(run: Run) -> list[str]:
+    """Arguments of a training, which end with its run folder, without the laboratory's folder."""
+    folder = str(Path(run.arguments[-1]).parents[1])
+    return [word.replace(folder, ".") for word in run.arguments]
+
+
 def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
     """Whether what is there was started with the arguments of the plan.
 
     True for folders of earlier versions, which do not say.
     """
     path = command_file(folder, run, evaluation)
-    return not path.exists() or path.read_text() == arguments_line(folder, run, evaluation)
+    planned = arguments_line(folder, run, evaluation)  # quoted where a folder's name needs it
+    return not path.exists() or shlex.split(path.read_text()) == shlex.split(planned)
 
 
 def is_trained(folder: Path, run: Run) -> bool:
@@ -123,10 +130,11 @@ def save_plan(plan: Plan, folder: Path) -> None:
     """Writes `plan.json`; refuses a folder whose finished runs have other commands."""
     earlier = {}
     if (folder / PLAN).exists():
-        earlier = {run.name: run.arguments for run in all_runs(read_plan(folder))}
+        earlier = {run.name: run for run in all_runs(read_plan(folder))}
     for run in all_runs(plan):
-        same = is_same(folder, run) and earlier.get(run.name, run.arguments) == run.arguments
-        if is_trained(folder, run) and not same:
+        before = earlier.get(run.name)
+        same = before is None or movable(before) == movable(run)
+        if is_trained(folder, run) and not (same and is_same(folder, run)):
             raise UsageError(
                 f"{folder} holds {run.name}, which was run with other options: give --output "
                 "another folder"

@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from tasks.errors import UsageError
 from tasks.lab.__main__ import main
-from tests.helpers.labs import rows, start, write_lab
+from tasks.lab.plan import make_plan
+from tasks.lab.spec import read_lab
+from tasks.lab.state import run_folder, save_command, save_plan
+from tests.helpers.labs import LAB, rows, start, write_lab
 from tests.helpers.results import summary
 
 ONE: dict[str, Any] = {"axes": {"model.net.stack.order": ["pre"]}, "compare": {}}
@@ -56,6 +60,49 @@ def test_finished_runs_of_earlier_plans_are_not_mixed_with_others(capsys: Any) -
     write_lab(**ONE, seeds=[0, 1], budget={"steps": 3})
     assert main(["run", "lab.yaml", "--output", "out"]) == 2
     assert "seed=0, which was run with other options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moved", ["moved", "moved to here"])
+def test_finished_runs_of_a_moved_folder_are_kept(moved: str, tmp_path: Path) -> None:
+    """Also with the folder's path in the name of the run before the grid."""
+    before = {"task": "vit", "options": LAB["options"], "budget": {"steps": 2}}
+    axes = {"start": {"x": {"model.pretrained": "{before}"}}}
+    write_lab(before=before, axes=axes, compare={})
+    folder = tmp_path / "out"
+    plan = make_plan(read_lab("lab.yaml"), folder, [])
+    (folder / "logs").mkdir(parents=True)
+    save_plan(plan, folder)
+    save_command(folder, plan.runs[0], "")
+    run_folder(folder, plan.runs[0]).mkdir(parents=True)
+    (run_folder(folder, plan.runs[0]) / "summary.json").touch()
+    folder = folder.rename(tmp_path / moved)
+    save_plan(make_plan(read_lab("lab.yaml"), folder, []), folder)
+    write_lab(before=before, axes=axes, compare={}, budget={"steps": 4})
+    with pytest.raises(UsageError, match="was run with other options"):
+        save_plan(make_plan(read_lab("lab.yaml"), folder, []), folder)
+
+
+def test_steps_of_a_config_file_do_not_end_a_run_of_minutes(capsys: Any) -> None:
+    Path("short.yaml").write_text("trainer: {max_steps: 2}\n")
+    rate = {"model.optimizer.schedule": "constant", "model.optimizer.warmup": 1}
+    options = {**LAB["options"], **rate, "config": [LAB["options"]["config"], "short.yaml"]}
+    write_lab(**ONE, options=options, budget={"minutes": 1})
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "--trainer.max_time 00:00:01:00 --trainer.max_steps -1" in printed
+
+
+def test_a_time_limit_of_a_config_file_is_refused(capsys: Any) -> None:
+    Path("short.yaml").write_text("trainer: {max_time: 00:00:00:09}\n")
+    options = {**LAB["options"], "config": [LAB["options"]["config"], "short.yaml"]}
+    write_lab(**ONE, options=options)
+    assert main(["run", "lab.yaml", "--output", "out"]) == 2
+    error = capsys.readouterr().err
+    assert "order=pre: trainer.max_time" in error and error.count("\n") == 1
+    write_lab(**ONE, before={"task": "vit", "options": options})  # which may end by its options
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 0
+    write_lab(**ONE, before={"task": "vit", "options": options, "budget": {"steps": 2}})
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 2
 
 
 @pytest.mark.slow
