@@ -351,13 +351,14 @@ class ResumableDataModule(pl.LightningDataModule):
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """What decides which samples are in a batch; a run that resumes must have the same.
 
-        If epochs end it, also what decides how many steps they have: the schedule counts steps.
+        If epochs end it, also the batches of a step: the schedule counts steps.
         """
         trainer = self.trainer
-        names = ("accumulate_grad_batches", "limit_train_batches")
-        ends_by_epochs = trainer is not None and (trainer.max_epochs or -1) > 0
+        layout = {}
+        if trainer is not None and (trainer.max_epochs or -1) > 0:
+            layout["accumulate_grad_batches"] = trainer.accumulate_grad_batches
         return {
-            **{name: getattr(trainer, name) for name in names if ends_by_epochs},
+            **layout,
             "batch_size": self.batch_size,
             "world_size": world_size,
             "samples": self._samples,

@@ -22,7 +22,6 @@ from datamodules.sources import class_counts
 from datamodules.sources.base import shortened
 from datamodules.utils.files import replacing
 from tasks.errors import UsageError
-from tasks.metrics import R2, MeanAveragePrecision
 from tasks.predictions import AnyPrediction, LabelSet, Number, Prediction, most_likely
 from tasks.tracking.class_reports import (
     CONFUSED,
@@ -40,6 +39,7 @@ from tasks.tracking.evaluated import Evaluated, EvaluatedSamples
 from tasks.tracking.evaluation_figures import draw_calibration, draw_numbers, draw_roc
 from tasks.tracking.media import Picture, Table, render_picture
 from tasks.tracking.report import MANY_CLASSES, draw_confusion
+from tasks.training.metrics import R2, MeanAveragePrecision
 
 ClassWeights = Literal["balanced"] | list[float] | dict[str, float] | None
 

@@ -112,6 +112,7 @@ def test_the_state_is_numbers_and_names_what_differs(
     assert state == {
         "epoch": 1,
         "batch": 2,
+        "accumulate_grad_batches": 1,
         "batch_size": 8,
         "world_size": 1,
         "samples": 42,
