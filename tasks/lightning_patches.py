@@ -260,9 +260,6 @@ def counters(count: int) -> dict[str, int]:
     return dict.fromkeys(("ready", "started", "processed", "completed"), count)
 
 
-BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task's monitor
-
-
 class RunCheckpoint(ModelCheckpoint):
     """A ModelCheckpoint whose `last` is exact to resume from, and whose run folder may be moved.
 
@@ -271,12 +268,14 @@ class RunCheckpoint(ModelCheckpoint):
     """
 
     saved_epochs = 0  # completed epochs at the latest save
+    best: "RunCheckpoint | None" = None  # that of the task's own metric, beside this one
 
     @property
     def state_key(self) -> str:
-        """Lightning's; that of `--checkpoint` must differ from that of the best checkpoint."""
-        is_ours = self.monitor is None or self.filename == BEST_FILENAME
-        return super().state_key if is_ours else f"{super().state_key} of --checkpoint"
+        """Lightning's, which must not be the same twice."""
+        key = super().state_key
+        is_taken = self.best is not None and self.best.state_key == key
+        return f"{key} of --checkpoint" if is_taken else key
 
     def check_monitor_top_k(self, trainer: Trainer, current: torch.Tensor | None = None) -> bool:
         """Whether to save; with save_top_k=1, the latest of equal scores wins.

@@ -265,7 +265,7 @@ class TaskCLI(LightningCLI):
         folder = str(self.folder / "checkpoints")
         last: RunCheckpoint = self.config_init.checkpoint
         last.dirpath = last.dirpath or folder
-        self.best = RunCheckpoint(
+        self.best = last.best = RunCheckpoint(
             folder,
             trainer_options.BEST_FILENAME,
             monitor=self.model.monitor,

@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
-from tasks.lightning_patches import BEST_FILENAME, RunCheckpoint
+from tasks.lightning_patches import RunCheckpoint
 from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
@@ -52,6 +52,7 @@ REFUSED_CALLBACKS = {  # of Lightning, with what to use instead
 }
 # These replace Lightning's.
 LOGGERS = {name: f"tasks.tracking.loggers.{name}" for name in ("WandbLogger", "TensorBoardLogger")}
+BEST_FILENAME = "best"  # name of the checkpoint with the best value of the task's monitor
 OWN_FILENAMES = (BEST_FILENAME, "last", "previous")  # of the checkpoints of every run
 
 
