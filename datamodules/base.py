@@ -351,7 +351,7 @@ class ResumableDataModule(pl.LightningDataModule):
     def batch_layout(self, world_size: int) -> dict[str, int]:
         """What decides which samples are in a batch; a run that resumes must have the same.
 
-        If epochs end it, also the batches of a step: the schedule counts steps.
+        If epochs end the run, also the batches of an optimizer step: the schedule counts steps.
         """
         trainer = self.trainer
         layout = {}

@@ -272,7 +272,7 @@ class RunCheckpoint(ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        """Lightning's, which must not be the same twice."""
+        """Lightning's key of this callback's state; two callbacks must not have the same."""
         key = super().state_key
         is_taken = self.best is not None and self.best.state_key == key
         return f"{key} of --checkpoint" if is_taken else key

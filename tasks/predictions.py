@@ -140,7 +140,7 @@ class Number(BasePrediction):
         return [*self.answer().items()]
 
     def entry(self, top_k: int | None = None) -> dict[str, Any]:
-        return {"prediction": float(f"{self.value:.7g}")}  # all digits of float32
+        return {"prediction": float(f"{self.value:.7g}")}  # float32 has about seven
 
     def line(self, top_k: int | None = None) -> str:
         return f"{self.value:.6g}"

@@ -71,7 +71,7 @@ def read_rows(source: Source, path: Path) -> Parts:
 
 
 def cell_types(rows: Sequence[Mapping[str, Any]], candidates: Sequence[str]) -> pa.Schema:
-    """Names of the cells in some rows; candidates, and those with a string, have texts."""
+    """Columns of some rows; those with a string, and the candidates, are of type string."""
     texts = {name for row in rows for name, cell in row.items() if isinstance(cell, str)}
     texts.update(candidates)
     names = dict.fromkeys(chain.from_iterable(rows))

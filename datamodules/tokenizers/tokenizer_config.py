@@ -96,13 +96,13 @@ def flag(settings: JsonObject, name: str, default: bool | None, folder: Path) ->
 
 
 def truncation_settings(kept: TruncateName) -> dict[str, str]:
-    """Entries of `tokenizer_config.json` that say what is kept of a text that is too long."""
+    """Entries of `tokenizer_config.json` that say which part of a long text is kept."""
     side = "left" if kept == "tail" else "right"
     return {"truncation_side": side, TRUNCATE_KEY: kept}
 
 
 def stored_truncation(folder: Path) -> TruncateName:
-    """What the `tokenizer_config.json` of a folder says is kept; the head if it does not say."""
+    """The part of a long text that `tokenizer_config.json` in a folder keeps; default: head."""
     with suppress(OSError, ValueError):
         settings = read_object(folder / CONFIG)
         if settings.get(TRUNCATE_KEY) == "both":
