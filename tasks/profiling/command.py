@@ -34,6 +34,7 @@ from tasks.training.throughput import matmul_peak
 MAX_SIZE = 2**31
 # Families of variants whose names the types of their options do not list.
 UNLISTED: dict[str, Mapping[str, Any]] = {"position": POSITIONS, "relative_bias": RELATIVE_BIASES}
+VOCABULARIES = ("vocabulary", "source_vocabulary", "target_vocabulary")  # options of networks
 IMAGE_TASKS = ("vit", "mae", "igpt")  # whose sizes are those of their images
 
 
@@ -132,6 +133,11 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
     assumed = assumed_sizes(task, config, options)
     with usage_errors(f"--lengths {max(lengths)}"):
         config = network.fill(config, vocabulary, max(lengths))
+    of_network = [getattr(config, field, None) for field in VOCABULARIES]
+    if options.vocabulary is not None and options.vocabulary not in of_network:
+        known = next(filter(None, of_network), None)
+        reason = "does not read tokens" if known is None else f"has a vocabulary of {known}"
+        raise UsageError(f"--vocabulary {options.vocabulary}: {name} {reason}; leave it out")
     points = all_points(network, config, lengths, options)
     if options.output is not None:  # before anything is measured
         Path(options.output).mkdir(parents=True, exist_ok=True)
@@ -230,7 +236,7 @@ def with_data(
         of_file = data["palette_size"] + 1  # with the token that starts an image
     if data.get("image_size"):
         length = data["image_size"] ** 2
-    for name in ("vocabulary", "source_vocabulary", "target_vocabulary"):
+    for name in VOCABULARIES:
         if name in net and net[name] is None:
             net[name] = vocabulary or of_file
     if "max_length" in net and length is not None:

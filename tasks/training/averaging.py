@@ -202,6 +202,14 @@ class LastWeights(Averaging):
         self.count = count
         super().__init__()
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == TrainerFn.FITTING and not trainer.enable_validation:
+            raise UsageError(
+                f"--model.average {self.count} averages the weights at validations, but the run "
+                "has none: leave it out, or give validation data"
+            )
+
     def reset(self) -> None:
         super().reset()
         self.last: list[State] = []  # the oldest first

@@ -83,6 +83,10 @@ class OptimConfig:
                 right = all(value is None or fits(value) for value in values)
                 require(right, f"{name} must be {words}, but is {given}.")
         require(
+            self.muon_lr is None or self.optimizer == "muon",
+            f"muon_lr is {self.muon_lr}, but the optimizer is {self.optimizer}: give lr.",
+        )
+        require(
             self.warmup <= 1 or self.warmup % 1 == 0,
             f"warmup is {self.warmup}: give a fraction below 1, or a whole number of steps.",
         )

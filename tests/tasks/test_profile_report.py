@@ -86,6 +86,12 @@ def test_memory_of_each_size_is_counted(console: Console) -> None:
         assert point["activation_bytes"] == kept[point["axis"], point["value"]]
 
 
+def test_vocabulary_that_would_be_ignored_is_refused(console: Console) -> None:
+    line = "profile --preset tiny --vocabulary 50 --max_minutes 1e-9"
+    console.refused(f"{line} --lengths 32", "does not read tokens")
+    console.refused(f"{line} --model.net.vocabulary 60", "has a vocabulary of 60", task="lm")
+
+
 class Offset(nn.LayerNorm):
     """A layer norm with a parameter more."""
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
+from tasks.errors import UsageError
 from tasks.training.averaging import EMA, LastWeights
 
 DECAY = 0.5
@@ -262,3 +263,12 @@ def test_the_mean_of_equal_weights_is_exact_in_16_bits() -> None:
     mean.restore({"last": [state] * 5})
     for parameter, average in mean.swapped_out.items():
         assert torch.equal(average, parameter)
+
+
+def test_mean_of_validations_needs_validations(tmp_path: Path) -> None:
+    trainer = Trainer(
+        accelerator="cpu", max_steps=2, callbacks=[LastWeights(COUNT)], limit_val_batches=0,
+        logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match="--model.average"):
+        trainer.fit(Toy(), loader(), loader())
