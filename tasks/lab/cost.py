@@ -21,8 +21,8 @@ class StepCost:
     """The cost of an optimizer step, and what else building the network has told.
 
     Args:
-        tokens: Mean over the first batches, with padding; of pairs both sides, of images
-            patches or pixels.
+        tokens: Of all processes; mean over the first batches, with padding; of pairs both sides, of
+            images patches or pixels.
         flops: Mean, forward and backward, as `torch.utils.flop_counter` counts.
         parameters: Of the network.
         metrics: Names of what training and validation log.
@@ -111,7 +111,8 @@ def step_cost(task: str, arguments: list[str]) -> StepCost:
     flops_per_token = sum(flops_of(model, batch) for batch in computed) / sum(
         tokens[: len(computed)]
     )
-    step_tokens = sum(tokens) / len(tokens) * trainer.accumulate_grad_batches
+    processes = trainer.num_devices * trainer.num_nodes
+    step_tokens = sum(tokens) / len(tokens) * trainer.accumulate_grad_batches * processes
     return StepCost(
         tokens=step_tokens,
         flops=step_tokens * flops_per_token,

@@ -36,6 +36,8 @@ def test_a_step_costs_six_flops_per_weight_and_token() -> None:
     cost = step_cost("vit", [*options.split(), "--trainer.accumulate_grad_batches", "2"])
     assert cost.tokens == 2 * 64 * 16
     assert 0.95 < cost.flops / (6 * cost.parameters * cost.tokens) < 1.25
+    two = step_cost("vit", [*options.split(), "--trainer.devices", "2"])
+    assert two.tokens == 2 * 64 * 16 and two.flops == pytest.approx(cost.flops)
 
 
 def test_tokens_of_a_step_are_a_mean_over_texts_of_all_lengths() -> None:
