@@ -1,11 +1,13 @@
 """Translation: target sequences by greedy decoding, beam search or sampling."""
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from modules.config import require
 from modules.generation.beam_search import Hypotheses, run_beam_search
 from modules.generation.decoding import (
     MINUS_INF,
@@ -107,9 +109,48 @@ class Seq2SeqDecoder(IncrementalDecoder):
         self.context = self.context.select(prompts)
 
 
+class EnsembleDecoder(IncrementalDecoder):
+    """Decoders of the same sources by several models: the mean of their probabilities."""
+
+    def __init__(self, members: Sequence[Seq2SeqDecoder]) -> None:
+        first = members[0]
+        self.members = members
+        self.renormalize = first.renormalize
+        self.max_new_tokens = first.max_new_tokens
+        self.beams = first.beams
+        self.sequences = first.sequences
+        self.length = first.length
+
+    def prefill(self) -> Tensor:
+        """As `IncrementalDecoder.prefill`."""
+        return self.average([member.prefill() for member in self.members])
+
+    def decode_step(self, tokens: Tensor) -> Tensor:
+        """As `IncrementalDecoder.decode_step`."""
+        self.length += 1
+        return self.average([member.decode_step(tokens) for member in self.members])
+
+    def average(self, scores: list[Tensor]) -> Tensor:
+        """Scores of each member -> logarithms of the mean probabilities, (rows, V) each."""
+        if self.renormalize:
+            scores = [one.float().log_softmax(-1) for one in scores]
+        return torch.stack(scores).logsumexp(0) - math.log(len(scores))
+
+    def reorder(self, beams: Tensor) -> None:
+        """As `IncrementalDecoder.reorder`."""
+        for member in self.members:
+            member.reorder(beams)
+
+    def select(self, prompts: Tensor) -> None:
+        """Keeps only the sources at the indices `prompts`, (R,)."""
+        for member in self.members:
+            member.select(prompts)
+        self.sequences = self.members[0].sequences
+
+
 @torch.inference_mode()
 def translate(
-    net: Seq2Seq,
+    nets: Seq2Seq | Sequence[Seq2Seq],
     sources: Sequence[Sequence[int]],
     config: GenerationConfig,
     start: int,
@@ -129,9 +170,11 @@ def translate(
     may win, and "never" is a guess with a `length_penalty` below 0.
 
     Args:
-        net: The model, in evaluation mode.
+        nets: The model, in evaluation mode; or several with the same tokenizers, an ensemble, whose
+            probabilities of the next token are averaged.
         sources: Token ids of each source, as in training: with the end token, if it was there.
-        config: How tokens are chosen, and how many at most; never more than `net.max_length`.
+        config: How tokens are chosen, and how many at most; never more than the `max_length` of a
+            model.
         start: The token that target sequences begin with.
         stop: Tokens that end a sequence.
         banned: Tokens that are never generated, as if their scores were -inf.
@@ -144,14 +187,21 @@ def translate(
         limit is not finished.
 
     Raises:
-        ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources.
+        ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources, or models of
+            different target vocabularies.
     """
+    nets = [nets] if isinstance(nets, Seq2Seq) else nets
+    sizes = {net.vocabulary for net in nets}
+    require(len(sizes) == 1, f"The models have {sizes} target tokens; use those of one tokenizer.")
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)
-    decoder = Seq2SeqDecoder(
-        net, sources, start, config.max_new_tokens, config.beams, banned, rules
-    )
+    max_new_tokens = min(config.max_new_tokens, *(net.max_length for net in nets))
+    members = [
+        Seq2SeqDecoder(net, sources, start, max_new_tokens, config.beams, banned, rules)
+        for net in nets
+    ]
+    decoder = members[0] if len(members) == 1 else EnsembleDecoder(members)
     if is_search:
         found = run_beam_search(decoder, config, stop)
     else:
@@ -169,7 +219,7 @@ def translate(
 
 
 def sample_targets(
-    decoder: Seq2SeqDecoder,
+    decoder: IncrementalDecoder,
     config: GenerationConfig,
     stop: Collection[int],
     seeds: Sequence[int] | None,

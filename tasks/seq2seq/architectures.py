@@ -1,7 +1,7 @@
 """Which encoder-decoder to build or load: sizes that fit the data, pretrained weights."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,7 +143,7 @@ class TranslationModel(NamedTuple):
     """A translation model in evaluation mode.
 
     `generation` are settings of its folder, if any; `dataset` the options `--data.dataset` of its
-    training.
+    training; `others` the networks whose probabilities are averaged with those of `net`.
     """
 
     net: Seq2Seq
@@ -152,6 +152,17 @@ class TranslationModel(NamedTuple):
     tokens: DecodingTokens
     generation: FolderGeneration | None = None
     dataset: dict[str, Any] | None = None
+    others: tuple[Seq2Seq, ...] = ()
+
+    @property
+    def nets(self) -> tuple[Seq2Seq, ...]:
+        """All networks of the ensemble."""
+        return (self.net, *self.others)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens that all networks can read and generate."""
+        return min(net.max_length for net in self.nets)
 
     @classmethod
     def of(
@@ -163,12 +174,38 @@ class TranslationModel(NamedTuple):
         return cls(net.eval(), tokenizer, metadata, tokens, generation)
 
 
-def load_model(source: str) -> TranslationModel:
-    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout."""
-    source = find_checkpoint(source)
+def load_model(source: str, option: str = CKPT_PATH) -> TranslationModel:
+    """Loads a checkpoint of `fit`, `hf/<model>`, or a folder of Hugging Face's layout.
+
+    `option` is the one that names it, for errors.
+    """
+    source = find_checkpoint(source, option)
     if source.startswith("hf/") or Path(source).is_dir():
-        return load_folder(ModelFolder(source, FAMILIES, CKPT_PATH))
+        return load_folder(ModelFolder(source, FAMILIES, option))
     return from_checkpoint(read_checkpoint(source, "seq2seq"))
+
+
+def load_ensemble(ckpt_path: str, others: Sequence[str]) -> TranslationModel:
+    """Loads a model, and the networks of others with the same tokenizers, an ensemble."""
+    model = load_model(ckpt_path)
+    nets = []
+    for source in others:
+        other = load_model(source, "--ensemble")
+        for side in SIDES:
+            own, theirs = getattr(model.tokenizer, side), getattr(other.tokenizer, side)
+            if own.digest != theirs.digest:
+                raise UsageError(
+                    f"--ensemble {source}: its {side} tokenizer ({theirs.vocab_size} tokens) is "
+                    f"not that of {ckpt_path} ({own.vocab_size} tokens): give models that were "
+                    "trained with the same --data.tokenizer"
+                )
+        if model.tokens["start"] != other.tokens["start"]:
+            raise UsageError(
+                f"--ensemble {source}: its translations begin with another token than those of "
+                f"{ckpt_path}: give models that were trained with the same --data.tokenizer"
+            )
+        nets.append(other.net)
+    return model._replace(others=tuple(nets))
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> TranslationModel:

@@ -15,8 +15,8 @@ from modules.generation.translation import translate as search
 from modules.schema import from_dict
 from tasks.checkpoints.reading import checkpoint_errors
 from tasks.cli.text_io import format_output, json_line, print_note, printing_to, read_input_lines
-from tasks.inference import InferenceOptions, prepare_model
-from tasks.seq2seq.architectures import TranslationModel, load_model
+from tasks.inference import InferenceOptions, prepare_model, prepare_net
+from tasks.seq2seq.architectures import TranslationModel, load_ensemble
 from tasks.tracking.report import format_count
 
 
@@ -25,6 +25,8 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
     """Translate texts, one sentence per line, in their order; empty lines stay empty.
 
     Args:
+        ensemble: Checkpoint of another model with the same tokenizers, such as one of another seed;
+            may be given several times. The probabilities of all are averaged.
         text: Sentence to translate; may be given several times.
         input: File with one sentence per line, or a table (.csv, .tsv, .jsonl, .parquet) with one
             in each row; - is standard input, which is also read if there is neither a file nor a
@@ -52,6 +54,7 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             unfinished one.
     """
 
+    ensemble: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     input: str | None = None
     output: str | None = None
@@ -86,9 +89,11 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
 def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) -> None:
     """Translate texts, a sentence a line."""
-    model = load_model(options.ckpt_path)
+    model = load_ensemble(options.ckpt_path, options.ensemble)
     lines = read_sentences(options, model)
     model = prepare_model(model, options.device, options.quantize)
+    for net in model.others:
+        prepare_net(net, options.device, options.quantize)
     options = with_folder_defaults(model, options, on_command_line)
     start = time.perf_counter()
     with printing_to(options.output):
@@ -112,7 +117,7 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
         print("there was nothing to translate: the input is empty", file=sys.stderr)
     unfinished = sum(not translation.finished for best in found for translation in best)
     if unfinished:
-        longest = model.net.max_length
+        longest = model.max_length
         advice = "raise --max_new_tokens"
         if options.max_new_tokens >= longest:
             advice = f"the model generates at most {longest} tokens"
@@ -169,18 +174,18 @@ def translations(
     found = [[Translation([], 0.0, True)] for _ in lines]
     numbers = [number for number, line in enumerate(lines) if line.strip()]
     texts = [lines[number] for number in numbers]
-    rows, cut = model.tokenizer.encode_sources(texts, model.net.max_length)
+    rows, cut = model.tokenizer.encode_sources(texts, model.max_length)
     if any(cut):
         what = f"{sum(cut)} of {len(lines)} sentences"
         kept = model.tokenizer.source.truncation
-        note(truncation(what, model.net.max_length, kept))
+        note(truncation(what, model.max_length, kept))
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     with progress_bar("translating", len(rows) if progress else 0, least=100) as advance:
         for first in range(0, len(order), options.batch_size):
             batch = order[first : first + options.batch_size]
             sources = [rows[index] for index in batch]
             seeds = [options.seed + numbers[index] for index in batch]
-            translated = search(model.net, sources, options, **model.tokens, seeds=seeds)
+            translated = search(model.nets, sources, options, **model.tokens, seeds=seeds)
             for index, best in zip(batch, translated, strict=True):
                 found[numbers[index]] = best
             advance(len(batch))

@@ -143,6 +143,28 @@ def test_greedy_and_sampled(command: str, model: TranslationModel, console: Cons
     assert sampled != translations(f"{line} 6 --input in.txt", console)
 
 
+def test_an_ensemble(
+    translator: Path, command: str, model: TranslationModel, console: Console
+) -> None:
+    write_pairs(Path("pairs"))
+    line = f"fit {SMALL_S2S} {PAIRS} --trainer.limit_train_batches 2"
+    assert run(f"{line} --seed_everything 1 --run_dir other", TASK) == 0
+    both = model._replace(others=(load_model("other").net,))
+    rows = console.objects(f'{command} --ensemble other --text "six two" --beams 3', TASK)
+    (source,), _ = model.tokenizer.encode_sources(["six two"], both.max_length)
+    config = GenerationConfig(both.max_length, beams=3, early_stopping="likely")
+    best = translate(both.nets, [source], config, **model.tokens)[0][0]
+    assert rows[0]["translation"] == model.tokenizer.decode(best.tokens)
+    assert rows[0]["score"] == pytest.approx(best.score, rel=1e-5)
+    assert rows[0]["score"] != pytest.approx(by_library(model, "six two", beams=3)[0][1], rel=1e-3)
+    twice = f'{command} --ensemble {translator} --text "six two"'
+    assert translations(twice, console) == translations(f'{command} --text "six two"', console)
+    assert run(f"{line} --data.tokenizer.vocabulary 12 --run_dir small", TASK) == 0
+    wrong = f"{command} --ensemble other --ensemble small --text two"
+    console.refused(wrong, "--ensemble small", "tokenizer", task=TASK)
+    console.refused(f"{command} --ensemble nosuch --text two", "--ensemble nosuch", task=TASK)
+
+
 def test_length_limits(command: str, console: Console) -> None:
     words = ["two"] * 40
     out, err = console.printed(f'{command} --text "{" ".join(words)}" --text two', TASK)
