@@ -183,6 +183,7 @@ class ImageData(ResumableDataModule):
         Raises `UsageError` if the options name other values.
         """
         require_same("image_size", self.image_size, metadata["image_size"])
+        require_same("dataset.channels", self.options.channels, metadata["channels"])
         require_same_targets(self.options, metadata)
         stored = {"mean": metadata["mean"], "std": metadata["std"], **resizing(metadata)}
         for name, value in stored.items():
@@ -209,7 +210,7 @@ class ImageData(ResumableDataModule):
     def setup(self, stage: str) -> None:
         """As in the base class; classes that are not the checkpoint's are refused first."""
         self.source.needs_every_class = stage == "fit"
-        if stage != "predict" and self._metadata.get("class_names"):
+        if stage != "predict" and self.needs_classes and self._metadata.get("class_names"):
             self.source.require_classes(self._metadata["class_names"])
         super().setup(stage)
         if stage == "fit":

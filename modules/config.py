@@ -131,7 +131,7 @@ class StackConfig:
             `dropout`.
         attention_dropout: Probability of dropping attention weights.
         drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0
-            in the first (Huang 2016).
+            in the first (Huang 2016), so that a single block skips none.
         layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021);
             null: none.
         causal: Tokens see only themselves and earlier ones.
@@ -183,7 +183,7 @@ class StackConfig:
             f"depth is {self.depth}; a stack has at most {MAX_DEPTH} blocks.",
         )
         require(
-            self.head_dim is not None or self.width % self.heads == 0,
+            self.head_dim is not None or self.order == "mixer" or self.width % self.heads == 0,
             f"width {self.width} is not a multiple of heads {self.heads}; change one of them.",
         )
         require(
@@ -203,6 +203,21 @@ class StackConfig:
             self.order != "no_residual" or (self.drop_path == 0 and self.init != "zero_residual"),
             'order "no_residual" passes on nothing but the results of sub-layers, which drop_path '
             'and init "zero_residual" make zero; leave these out, or choose another order.',
+        )
+        zero_starts = [
+            self.order == "res_post" and self.norm != "none",
+            self.init == "zero_residual",
+            self.layer_scale == 0,
+        ]
+        require(
+            sum(zero_starts) <= 1,
+            'order "res_post", init "zero_residual" and layer_scale 0 each start sub-layers at '
+            "zero; together they give no gradients, so that nothing is learned; keep one of them.",
+        )
+        require(
+            not self.qk_norm or self.norm != "none",
+            'qk_norm normalises queries and keys by norm, which is "none"; choose a norm, or leave '
+            "qk_norm out.",
         )
         require(
             self.norm != "batchnorm" or not self.checkpoint_activations,

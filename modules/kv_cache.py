@@ -67,7 +67,7 @@ class KVCache(StackCache):
 
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
-        convs = [LastTokens(inputs) for inputs in self.conv_inputs[index]]
+        convs = [LastTokens(self.conv_inputs[index, i]) for i in range(2)]
         layer = KVLayerCache(self, self.keys[index], self.values[index])
         return BlockCache(layer, self.contexts[index], *convs)
 
@@ -141,8 +141,8 @@ class KVLayerCache(AttentionCache):
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """New keys (B, G, N, D), values (B, G, N, V) -> views of those of all M tokens."""
         length = self.cache.length
-        self.keys[:, :, self.cache.past : length] = k
-        self.values[:, :, self.cache.past : length] = v
+        self.keys[:, :, self.cache.past : length] = k.detach()
+        self.values[:, :, self.cache.past : length] = v.detach()
         return self.keys[:, :, :length], self.values[:, :, :length]
 
 
@@ -155,7 +155,7 @@ class LastTokens(ConvCache):
     def update(self, x: Tensor, count: int) -> Tensor:
         """New tokens (B, N, E) -> the K before them, then the new ones, (B, K + N, E)."""
         joined = torch.cat((self.inputs, x), 1)  # (B, K + N, E)
-        self.inputs.copy_(joined[:, x.shape[1] :])
+        self.inputs.copy_(joined[:, x.shape[1] :].detach())
         return joined
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from modules.config import require
+
 
 @dataclass(frozen=True, eq=False)
 class Mask:
@@ -32,13 +34,16 @@ class Mask:
     num_outputs: int | None = None
 
     def __and__(self, other: "Mask") -> "Mask":
-        """Allows what both allow, and adds both biases."""
+        """Allows what both allow, and adds both biases; one of them may have `num_outputs`."""
+        counts = {self.num_outputs, other.num_outputs} - {None}
+        require(len(counts) <= 1, f"Two masks have {counts} outputs; give one of them.")
         like = other.allowed if self.allowed is None else self.allowed
         if like is None:
             both = Mask(causal=self.causal or other.causal)
         else:
             both = _unmask_empty_rows(self._as_tensor(like) & other._as_tensor(like))
-        return both.with_bias(self.bias).with_bias(other.bias)
+        both = both.with_bias(self.bias).with_bias(other.bias)
+        return both.with_outputs(next(iter(counts), None))
 
     def _as_tensor(self, like: Tensor) -> Tensor:
         """`allowed` with the causal flag in it; `like` has the number of keys and the device."""
@@ -75,6 +80,7 @@ class Mask:
             pick(self.fully_masked),
             pick(self.bias),
             pick(self.bias_and_mask),
+            self.num_outputs,
         )
 
     def with_outputs(self, num_outputs: int | None) -> "Mask":

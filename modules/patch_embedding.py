@@ -94,7 +94,8 @@ def check_patches(image_size: int, patch_size: int, stem: StemName) -> None:
 def channel_steps(channels: int, width: int, patch: int) -> list[int]:
     """Channels before and after each of the log2(patch) steps that halve the image."""
     steps = int(math.log2(patch))
-    return [channels] + [max(8, width // 2 ** (steps - step)) for step in range(1, steps + 1)]
+    inner = [max(8, width // 2 ** (steps - step)) for step in range(1, steps)]
+    return [channels, *inner, width]
 
 
 class ConvStem(nn.Module):
@@ -270,4 +271,5 @@ class PrefixTokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, P + N, E)."""
-        return torch.cat((self.vectors.expand(len(x), -1, -1).to(x.dtype), x), dim=1)
+        vectors = self.vectors.expand(x.shape[0], -1, -1)  # (B, P, E); len(x) would fix B in a graph
+        return torch.cat((vectors.to(x.dtype), x), dim=1)

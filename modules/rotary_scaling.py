@@ -2,11 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
-from modules.config import require
+from modules.config import check_choice, require
+
+ScalingName = Literal["linear", "llama3"]
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,14 @@ class RotaryScaling:
         original_max_length: "llama3": context of the first training, in tokens.
     """
 
-    kind: Literal["linear", "llama3"] = "linear"
+    kind: ScalingName = "linear"
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_length: int = 8192
 
     def __post_init__(self) -> None:
+        check_choice("kind of rotary scaling", self.kind, get_args(ScalingName))
         require(self.factor >= 1, f"The factor of rotary scaling is {self.factor}; give 1 or more.")
         require(
             0 < self.low_freq_factor < self.high_freq_factor,

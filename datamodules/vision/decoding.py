@@ -53,6 +53,8 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     from PIL import Image, ImageOps
 
     image = ImageOps.exif_transpose(image)
+    if 0 in image.size:
+        raise ValueError(f"has no pixels: its size is {image.width} x {image.height}")
     if image.mode in ("I", "F"):
         raise ValueError(
             f"has pixels of Pillow's mode {image.mode}, whose range is unknown: convert it to 8 "

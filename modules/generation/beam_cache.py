@@ -79,7 +79,7 @@ class BeamCache(StackCache):
     def block(self, index: int) -> BlockCache:
         """The part of block `index`."""
         layer_cache = EmbeddingBagLayerCache if self.use_embedding_bag else GatheredLayerCache
-        convs = [LastTokens(inputs) for inputs in self.conv_inputs[index]]
+        convs = [LastTokens(self.conv_inputs[index, i]) for i in range(2)]
         return BlockCache(layer_cache(self, index), self.contexts[index], *convs)
 
     def add_tokens(

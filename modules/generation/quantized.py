@@ -6,13 +6,13 @@ multiplied by FBGEMM. PyTorch has no public names for the operators, which its c
 """
 
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.config import require
+from modules.config import check_choice, require
 from modules.kernels.cpu import HAS_FBGEMM, HAS_ONEDNN, HAS_VNNI
 from modules.kernels.linear import MIN_PRODUCTS_NO_GRAD, Linear
 from modules.lm_heads import TokenHead
@@ -85,11 +85,11 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        rows = x.flatten(0, -2).float()  # (M, K)
+        rows = x.reshape(-1, x.shape[-1]).float()  # (M, K)
         out = self._int8_product(rows) if HAS_FBGEMM else F.linear(rows, self.weight)  # (M, N)
         if self.bias is not None:
             out += self.bias
-        return out.to(x.dtype).unflatten(0, x.shape[:-1])  # (M, N) -> (..., N)
+        return out.to(x.dtype).view(*x.shape[:-1], out.shape[1])  # (M, N) -> (..., N)
 
     def _int8_product(self, rows: Tensor) -> Tensor:
         """(M, K) -> (M, N)."""
@@ -128,8 +128,10 @@ def prepare(net: nn.Module, quantization: QuantizationName | None = None) -> nn.
     """Replaces linear layers and the output layer (`TokenHead`) by layers for inference, in place.
 
     Afterwards `net` can neither be trained, nor saved, nor moved, nor called under autocast.
-    "int8" rounds the weights; `ValueError` if they are not on the CPU.
+    "int8" rounds the weights; `ValueError` if they are not on the CPU, and for any other name.
     """
+    if quantization is not None:
+        check_choice("quantization", quantization, get_args(QuantizationName))
     layer: Any
     for parent in list(net.modules()):
         for name, layer in list(parent.named_children()):

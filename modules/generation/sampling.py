@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -63,6 +63,11 @@ class GenerationConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        require(
+            self.early_stopping in get_args(StoppingName),
+            f"early_stopping is {self.early_stopping!r}; choose one of "
+            f"{', '.join(get_args(StoppingName))}.",
+        )
         # Powers of whole numbers would be limited to 64 bits.
         object.__setattr__(self, "length_penalty", float(self.length_penalty))
         for name, (lowest, highest) in RANGES.items():

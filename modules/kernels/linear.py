@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from modules.config import default
 from modules.kernels.cpu import MIN_SIDE_GRADIENT, PREFERS_ONEDNN
@@ -26,6 +27,8 @@ class OneDnnLinear(torch.autograd.Function):
     @staticmethod
     def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         """(M, K), (N, K) -> (M, N)."""
+        if 0 in b.stride():  # expanded, such as the gradient of a sum: oneDNN is very slow with it
+            b = b.contiguous()
         return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
     @staticmethod
@@ -83,6 +86,7 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         PREFERS_ONEDNN
         and is_plain_float32(x, weight)
+        and forward_ad._current_level < 0  # oneDNN's operator has no forward-mode derivative
         and x.dim() > 1
         and x.numel() * weight.shape[0] >= least
     )

@@ -29,7 +29,7 @@ from modules.heads import POOLERS, ClassifierHead
 from modules.init import initialise
 from modules.kernels.dropout import Dropout
 from modules.lm_heads import MaskedLMHead, TokenModel
-from modules.masks import padding
+from modules.masks import is_cheap_to_read, padding
 from modules.norm import norm_factory
 from modules.pooling import POOLINGS, check_pool
 from modules.position import build_position, check_position, grid_positions
@@ -176,6 +176,10 @@ class Encoder(nn.Module):
     def add_segments(self, x: Tensor, segments: Tensor | None) -> Tensor:
         """Adds the vectors of segments (B, N) to those of tokens (B, N, E)."""
         if self.segment is not None:
+            known = self.segment.num_embeddings
+            if segments is not None and is_cheap_to_read(segments):
+                outside = segments.numel() > 0 and int(segments.max()) >= known
+                require(not outside, f"This model knows segments 0 to {known - 1}; give only those.")
             vectors = self.segment.weight[0] if segments is None else self.segment(segments)
             return x + vectors
         require(

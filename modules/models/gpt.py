@@ -151,9 +151,16 @@ class Decoder(NextTokenModel):
             undefined.
 
         Raises:
-            ValueError: More tokens than learned positions or than the cache has room for.
+            ValueError: More tokens than learned positions, than `sliding_window` or than the cache
+                has room for.
         """
         token_positions = cache.add_tokens(tokens, padding_mask, positions)
+        window = self.config.sliding_window
+        if window is not None and token_positions.all.shape[1] > window:
+            raise ValueError(
+                f"{token_positions.all.shape[1]} tokens are more than sliding_window {window}, "
+                f"which is not supported; give {window} at most."
+            )
         mask = token_positions.mask(padding_mask)
         if documents is not None:
             require(

@@ -108,7 +108,7 @@ class PixelDecoder(nn.Module):
         patches = torch.cat((hidden, x[:, prefix:]), dim=1)  # (B, N, D)
         order = torch.cat((masked, kept), dim=1)  # (B, N)
         grid = grid_positions(self.grid, x.device)  # (1, N, 2)
-        positions = take(grid.expand(len(x), -1, -1), order)  # (B, N, 2)
+        positions = take(grid.expand(x.shape[0], -1, -1), order)  # (B, N, 2)
         patches = self.position.embed(patches, positions)
         x = torch.cat((x[:, :prefix], patches), dim=1)  # (B, P + N, D)
         num_outputs = prefix + masked.shape[1]

@@ -232,7 +232,7 @@ def join_padding(context: Context, padding_mask: Tensor | None, tokens: Tensor) 
     if allowed is not None and context.mask.fully_masked is not None:
         allowed = allowed & ~context.mask.fully_masked
     length = context.states.shape[1]
-    shape = (len(tokens), length + tokens.shape[1])
+    shape = (tokens.shape[0], length + tokens.shape[1])
     both = torch.ones(shape, dtype=torch.bool, device=tokens.device)  # (B, M + N)
     if allowed is not None:
         both[:, :length] = allowed[:, 0, 0]

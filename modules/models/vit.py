@@ -179,7 +179,7 @@ class ViTEncoder(nn.Module):
         images = images.to(next(self.embed.parameters()).dtype)
         positions = grid_positions(self.config.grid, images.device)  # (1, N, 2)
         if kept is not None:
-            positions = take(positions.expand(len(images), -1, -1), kept)  # (B, K, 2)
+            positions = take(positions.expand(images.shape[0], -1, -1), kept)  # (B, K, 2)
         x = self.embed(images, kept)  # (B, N, E), or (B, K, E)
         x = self.position.embed(x, None if kept is None else positions)
         x = self.dropout(self.prefix(x))  # (B, P + N, E), or (B, P + K, E)

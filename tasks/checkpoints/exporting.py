@@ -38,7 +38,9 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
             set_special_tokens(content, tokenizer, [bos], [])
         elif template.get("type") == "TemplateProcessing":
             content["post_processor"] = None
-    save_tokenizer(content, tokenizer, metadata["max_length"], folder)
+    # A language model reads "[SEP]" in a text as any text.
+    settings = {"split_special_tokens": True} if "marks_documents" in metadata else {}
+    save_tokenizer(content, tokenizer, metadata["max_length"], folder, settings)
 
 
 def with_numbers_in_units(net: Any, metadata: dict[str, Any]) -> dict[str, Any]:
@@ -174,9 +176,16 @@ def write_huggingface(net: Any, folder: Path, convert: Convert, others: Callable
 
 
 def save_tokenizer(
-    content: dict[str, Any], tokenizer: Tokenizer, max_length: int, folder: Path
+    content: dict[str, Any],
+    tokenizer: Tokenizer,
+    max_length: int,
+    folder: Path,
+    more: Mapping[str, Any] = {},
 ) -> None:
-    """Writes a `tokenizer.json`, and beside it special tokens, longest input and truncation."""
+    """Writes a `tokenizer.json`, and beside it special tokens, longest input and truncation.
+
+    `more` are other entries of `tokenizer_config.json`.
+    """
     content.pop(
         "special_tokens", None
     )  # from the other files of a published tokenizer, written below
@@ -184,6 +193,7 @@ def save_tokenizer(
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_length,
         **truncation_settings(tokenizer.truncation),
+        **more,
     }
     if tokenizer.truncation == "both":
         print("of texts that are too long, transformers keeps the head: it cannot keep both ends")

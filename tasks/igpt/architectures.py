@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from datamodules.pixels import is_same_palette
+from datamodules.utils.files import read_object
 from datamodules.vision.palette import Palette, read_palette
 from modules.config import require
 from modules.models.gpt import Decoder, DecoderConfig
@@ -30,6 +31,7 @@ from tasks.options import Options
 
 TASKS = ("igpt",)  # whose checkpoints hold a decoder of pixels
 PREPROCESSOR = "preprocessor_config.json"
+CHANNELS = "channels"  # entry of it, for 1 in an export of a model of grey images
 
 
 class PixelModel(NamedTuple):
@@ -96,9 +98,18 @@ def pretrained_options(source: str) -> Options:
         net = asdict(folder.config)
         palette = str(folder.path / PREPROCESSOR)
         side = math.isqrt(folder.config.max_length or 0)
-        channels = 3
+        channels = channels_of(folder)
     data = {"palette": palette, "image_size": side, "dataset": {"channels": channels}}
     return {"model": {"net": net}, "data": data}
+
+
+def channels_of(folder: ModelFolder) -> int:
+    """Returns the channels of the images that a model reads: 3 but for an export of a grey one."""
+    try:
+        channels = read_object(folder.path / PREPROCESSOR).get(CHANNELS, 3)
+    except (OSError, ValueError):  # reported with the palette
+        return 3
+    return 1 if channels == 1 else 3
 
 
 def palette_file(source: str, metadata: Mapping[str, Any]) -> Path:
@@ -115,6 +126,7 @@ def palette_json(metadata: Mapping[str, Any]) -> str:
         "size": {"height": side, "width": side},
         "do_normalize": True,
         "do_color_quantize": True,
+        CHANNELS: metadata["channels"],  # which transformers does not read
         "clusters": Palette(torch.tensor(metadata["palette"])).to_clusters(),
     }
     return json.dumps(settings)
@@ -131,7 +143,8 @@ def load_pretrained(config: DecoderConfig, source: str, metadata: Mapping[str, A
         state = net_weights(checkpoint)
     else:
         folder = ModelFolder(source, IMAGE_FAMILIES)
-        colours = read_palette(str(folder.path / PREPROCESSOR), 3, PRETRAINED).to_list()
+        path = str(folder.path / PREPROCESSOR)
+        colours = read_palette(path, channels_of(folder), PRETRAINED).to_list()
         state = folder.weights()
     if not is_same_palette(metadata["palette"], colours):
         raise UsageError(
@@ -159,10 +172,11 @@ def from_checkpoint(checkpoint: Checkpoint) -> PixelModel:
 
 def load_folder(folder: ModelFolder) -> PixelModel:
     """Loads a model of Hugging Face."""
-    palette = read_palette(str(folder.path / PREPROCESSOR), 3, folder.option)
+    channels = channels_of(folder)
+    palette = read_palette(str(folder.path / PREPROCESSOR), channels, folder.option)
     metadata = {
         "palette": palette.to_list(),
-        "channels": 3,
+        "channels": channels,
         "image_size": math.isqrt(folder.config.max_length or 0),
     }
     with usage_errors(f"{folder.option} {folder.source}"):

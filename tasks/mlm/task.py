@@ -49,13 +49,16 @@ class MaskedLMTask(TextTask):
 
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy of masked tokens; with pairs, also their loss, and that of the next sentence."""
-        names = ("acc", "token_loss", "next_acc") if self.metadata["next_sentence"] else ("acc",)
-        return {name: MeanOf(name) for name in names}
+        pairs = ("token_loss", "next_loss", "next_acc") if self.metadata["next_sentence"] else ()
+        return {name: MeanOf(name) for name in ("acc", *pairs)}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
-        """Perplexity of masked tokens."""
-        token_loss = values.get(f"{split}/token_loss", values[f"{split}/loss"])
-        return {f"{split}/perplexity": token_loss.exp()}
+        """Perplexity of masked tokens; with pairs, also the loss, which is the sum of two means."""
+        if f"{split}/next_loss" not in values:
+            return {f"{split}/perplexity": values[f"{split}/loss"].exp()}
+        token_loss = values[f"{split}/token_loss"]
+        loss = token_loss + values[f"{split}/next_loss"]
+        return {f"{split}/perplexity": token_loss.exp(), f"{split}/loss": loss}
 
     def step(self, batch: Batch, training: bool) -> StepOutput:
         """Returns the loss, a scalar, and means with their numbers of targets, of tokens (B, N).
@@ -76,7 +79,8 @@ class MaskedLMTask(TextTask):
         if "is_next" in batch:
             logits = self.net.sentence_logits(hidden)  # (B, 2)
             label = 1 - batch["is_next"]  # (B,); 0: the second sentence follows the first
-            loss = loss + F.cross_entropy(logits.float(), label)
+            means["next_loss"] = F.cross_entropy(logits.float(), label)
             means["next_acc"] = (logits.argmax(-1) == label).float().mean()
-            counts["next_acc"] = len(label)
+            counts |= {"next_loss": len(label), "next_acc": len(label)}
+            loss = loss + means["next_loss"]
         return StepOutput(loss, count, outputs=means, targets=counts)

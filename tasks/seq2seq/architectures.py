@@ -114,12 +114,22 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
     """Builds a network with pretrained weights; refuses those of another size or tokenizer."""
     if source.endswith(".ckpt"):
         checkpoint = read_task_checkpoint(source, TASKS)
+        languages = checkpoint[KEY]["metadata"]["languages"] or []
         theirs = PairTokenizer.from_metadata(checkpoint[KEY]["metadata"])
         state = net_weights(checkpoint)
     else:
         folder = ModelFolder(source, FAMILIES)
+        languages = read_languages(folder.path)
         theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))  # loads
         state = folder.weights()
+    own = metadata["languages"] or []
+    is_reversed = [*languages] == [*reversed(own)] and [*languages] != [*own]
+    if is_reversed and theirs.source.digest != theirs.target.digest:
+        raise UsageError(
+            f"--model.pretrained {source} translates {'-'.join(languages)}, and its tokenizers are "
+            f"for these languages in this order, but --data.languages is {'-'.join(own)}: give "
+            "weights of this direction, or train from scratch"
+        )
     for side in SIDES:
         check_tokenizer(source, getattr(theirs, side), metadata[f"{side}_tokenizer"])
     net = build_seq2seq(config)

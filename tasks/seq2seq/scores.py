@@ -1,6 +1,7 @@
 """Metrics of translations: BLEU and chrF of sacrebleu, and exact matches."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,8 +13,12 @@ from torchmetrics.utilities import dim_zero_cat
 
 from tasks.cli.text_io import single_line
 
-# Tokenizers of BLEU for languages without spaces between words; 13a for all others.
-BLEU_TOKENIZERS = {"zh": "zh", "ja": "char", "ko": "char"}
+# Tokenizers of BLEU by ISO 639 code, for languages whose words have no spaces between them, and
+# Korean; 13a for all others.
+BLEU_TOKENIZERS = {
+    **dict.fromkeys("zh zho cmn yue".split(), "zh"),
+    **dict.fromkeys("ja jpn ko kor th tha lo lao km khm my mya bo bod".split(), "char"),
+}
 
 
 class ScoredTranslation(NamedTuple):
@@ -32,7 +37,7 @@ class TranslationScores(Metric):
     BLEU and chrF are sacrebleu's (Post 2018), from 0 to 100; `signatures` has its options.
 
     Args:
-        language: Of the translations, such as "de".
+        language: Of the translations, such as "de", "zh-CN" or "zho_Hans".
 
     Attributes:
         found: Translations of the last `compute`, in the order of the data.
@@ -44,7 +49,8 @@ class TranslationScores(Metric):
 
     def __init__(self, language: str) -> None:
         super().__init__()
-        self.bleu = BLEU(tokenize=BLEU_TOKENIZERS.get(language.partition("-")[0], "13a"))
+        code = re.split("[-_]", language.lower())[0]
+        self.bleu = BLEU(tokenize=BLEU_TOKENIZERS.get(code, "13a"))
         self.chrf = CHRF()
         self.add_state("texts", [], dist_reduce_fx="cat")  # uint8 (bytes,): JSON, a line each
         self.found: list[ScoredTranslation] = []

@@ -311,8 +311,10 @@ class MaskedImageModel(ImageModel):
             image: As the class describes.
             seed: Which patches are masked.
 
-        Raises as `embed`.
+        Raises as `embed`, and `UsageError` for a seed that is no whole number of 64 bits.
         """
+        if not isinstance(seed, int) or not -(2**63) <= seed < 2**63:
+            raise UsageError(f"seed is {seed!r}, but must be a whole number of 64 bits.")
         pixels = self._normalised_one(image)  # (1, C, S, S)
         noise = rand_of_seeds([seed], self.net.config.num_patches).to(self.device)  # (1, N)
         kept, masked = self.net.split(noise)  # (1, K), (1, M)

@@ -14,6 +14,8 @@ from datamodules.utils.errors import UsageError
 from modules.models.gpt import Decoder
 from modules.pooling import masked_mean
 from modules.record import AttentionRecord
+from modules.schema import check_value
+from tasks.errors import usage_errors
 from tasks.lm import architectures
 from tasks.lm.generate import Completion, GenerateOptions, completions, read_by_model
 from tasks.lm.score import check_windows, total_losses
@@ -209,6 +211,8 @@ class LanguageModel(Model):
     ) -> Iterator[Completion]:
         fixed = {"ckpt_path": self.source, "prompt": prompts}
         stops = [stop] if isinstance(stop, str) else list(stop)
+        with usage_errors():
+            check_value(list[str], stops, "stop")
         asked = generation_options(GenerateOptions, options, stop=stops, **fixed)
         given = [*options, "stop"] if stops else [*options]
         tokens, asked = read_by_model(self.model, prompts, asked, given, warn)

@@ -127,8 +127,8 @@ def load(
     """
     if quantize not in (None, *get_args(QuantizationName)):
         raise UsageError(f"quantize is {quantize!r}, but must be 'int8' or None.")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is {threads}, but must be at least 1.")
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise UsageError(f"threads is {threads!r}, but must be a whole number of at least 1.")
     model = find(str(source))
     if not isinstance(model, kind):
         raise UsageError(f"{source} is of class {type(model).__name__}, not {kind.__name__}")

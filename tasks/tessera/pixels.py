@@ -165,5 +165,6 @@ def sampling(count: int, options: SamplingOptions) -> PixelSampling:
     with usage_errors():
         values = {name: check_value(types[name], value, name) for name, value in options.items()}
         found = PixelSampling(**values)
+        check_value(int, count, "count")
         check_count("count", count, found.temperature)
     return found

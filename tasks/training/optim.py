@@ -3,20 +3,22 @@
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from modules.config import require
+from modules.config import check_choice, require
 from modules.parameter_groups import parameter_depths, parameter_roles
 from tasks.checkpoints.reading import check_tensor
 from tasks.errors import UnknownLength, UsageError
 from tasks.lightning_patches import clippable
 from tasks.training.muon import Muon
 
+OptimizerName = Literal["adamw", "muon"]
+ScheduleName = Literal["cosine", "linear", "noam", "wsd", "constant"]
 Group = dict[str, Any]
 
 
@@ -52,14 +54,14 @@ class OptimConfig:
             first n blocks. Their BatchNorm uses its running statistics and leaves them as they are.
     """
 
-    optimizer: Literal["adamw", "muon"] = "adamw"
+    optimizer: OptimizerName = "adamw"
     lr: float = 1e-3
     muon_lr: float | None = None
     momentum: float = 0.95
     weight_decay: float = 0.05
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    schedule: Literal["cosine", "linear", "noam", "wsd", "constant"] = "cosine"
+    schedule: ScheduleName = "cosine"
     warmup: float = 0.05
     final_lr: float = 0.0
     decay: float = 0.2
@@ -69,6 +71,8 @@ class OptimConfig:
     freeze: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        check_choice("schedule", self.schedule, get_args(ScheduleName))
         limits: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
             ("lr muon_lr gradient_clip", "above 0", lambda x: 0 < x < math.inf),
             ("weight_decay eps warmup freeze", "0 or above", lambda x: 0 <= x < math.inf),

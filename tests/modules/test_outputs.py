@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from modules.activations import recorded
 from modules.attention import ATTENTIONS, MultiHeadAttention
 from modules.config import StackConfig
-from modules.masks import NO_MASK, Mask, padding
+from modules.masks import NO_MASK, Mask, causal, padding
 from modules.models.bert import BertClassifier, BertConfig
 from modules.models.vit import ViT, ViTConfig
 from modules.norm import NORMS
@@ -128,3 +128,11 @@ def test_causal_stacks_have_first_vectors(mask: str, dropout: float) -> None:
         block.attention.dropout = dropout * 1e-9  # drops nothing
     x = torch.randn(B, N, E)
     close(net(x, MASKS[mask].with_outputs(2)), net(x, MASKS[mask])[:, :2])
+
+
+def test_combined_masks_keep_the_number_of_outputs() -> None:
+    few = padding(torch.tensor([[True, True, False], [True] * 3])).with_outputs(1)
+    assert (few & causal(3)).num_outputs == (causal(3) & few).num_outputs == 1
+    assert (few & few).num_outputs == few.select(torch.tensor([1])).num_outputs == 1
+    with pytest.raises(ValueError, match="outputs"):
+        few & causal(3).with_outputs(2)

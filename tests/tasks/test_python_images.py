@@ -14,6 +14,7 @@ from tests.helpers.tiny import picture
 UNUSUAL = {  # one image of a list, and what the message says of it
     "Pillow, 32 bits": (Image.new("I", (8, 8)), "mode I"),
     "Pillow, Lab": (Image.new("LAB", (8, 8)), "LAB"),
+    "Pillow, empty": (Image.new("RGB", (0, 8)), "no pixels: its size is 0 x 8"),
     "a tensor of none": (np.zeros((0, 8), np.uint8), r"\(0, 8\)"),
 }
 
@@ -44,3 +45,15 @@ def test_a_path_that_no_file_has(runs: Path) -> None:
 def test_packed_weights_are_counted(task: str, runs: Path) -> None:
     count = f"{sum(p.numel() for p in tessera.load(runs / task).net.parameters()):,} parameters"
     assert count in repr(tessera.load(runs / task, packed=True))
+
+
+def test_numbers_that_do_not_fit_are_named(runs: Path) -> None:
+    masked = tessera.load(runs / "mae", kind=tessera.MaskedImageModel)
+    generator = tessera.load(runs / "igpt", kind=tessera.ImageGenerator)
+    for seed in (2**70, 1.5):
+        with pytest.raises(UsageError, match="seed is"):
+            masked.reconstruct(picture(8, "L"), seed=seed)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="count"):
+        generator.sample(1.5)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="threads is 1.5"):
+        tessera.load(runs / "vit", threads=1.5)  # type: ignore[call-overload]

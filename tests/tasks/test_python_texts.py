@@ -113,6 +113,8 @@ def test_options_of_generation_are_checked(runs: Path) -> None:
                 call("two", **options)
     with pytest.raises(UsageError, match="batch_size"):
         translator.translate("two", batch_size=0)
+    with pytest.raises(UsageError, match="stop"):
+        language.generate("two", stop=[3])  # type: ignore[call-overload]
     with pytest.raises(UsageError) as found:
         language.generate("two", nonsense=1)
     names = str(found.value).partition("choose from ")[2]

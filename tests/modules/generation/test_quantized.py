@@ -130,3 +130,17 @@ def test_an_int8_decoder_keeps_its_embedding_and_nearly_its_scores(options: dict
         assert found.dtype == torch.float32
         assert (found - logits).norm() < 0.05 * logits.norm()
         close(net.loss(net(tokens), tokens)[0], loss, rtol=0.02)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shape", [(7,), (0, 7), (1, 7), (2, 3, 7)])
+def test_int8_keeps_all_axes_but_the_last(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    layer = QuantizedLinear(torch.randn(5, 7))
+    assert layer(x).shape == (*shape[:-1], 5)
+    close(layer(x), x @ layer.weight.T, atol=0.3)
+
+
+def test_other_names_of_quantization_are_refused() -> None:
+    with pytest.raises(ValueError, match="int8"):
+        prepare(tiny("gpt"), "int4")  # type: ignore[arg-type]

@@ -158,3 +158,33 @@ def test_products_with_many_outputs_equal_plain_ones(
     assert len(calls) == (outputs > MANY_OUTPUTS and not takes_onednn(x, weight))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_to_many(x, weight, bias).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("grad_enabled", [True, False])
+def test_forward_mode_derivatives_equal_plain_ones(grad_enabled: bool) -> None:
+    x, tangent = torch.randn(2, 300, 128)
+    weight = torch.randn(128, 128) / 12
+    with torch.set_grad_enabled(grad_enabled):
+        assert takes_onednn(x, weight)
+        ours = torch.func.jvp(lambda x: linear(x, weight), (x,), (tangent,))
+        close(ours, (F.linear(x, weight), F.linear(tangent, weight)))
+
+
+@pytest.mark.usefixtures("onednn")
+def test_the_gradient_of_a_sum_is_as_fast_as_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN takes some seconds for one factor that is expanded: all have strides above 0."""
+    x = torch.randn(300, 128)
+    weight = torch.randn(256, 128, requires_grad=True)
+    factors: list[Tensor] = []
+    product = torch.ops.mkldnn._linear_pointwise
+
+    def watched(a: Tensor, b: Tensor, *options: Any) -> Tensor:
+        factors.append(b)
+        return product(a, b, *options)
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", watched)
+    monkeypatch.setattr("modules.kernels.linear.MIN_SIDE_GRADIENT", 1)
+    grad = torch.autograd.grad(linear(x, weight).sum(), weight)[0]
+    close(grad, x.sum(0).expand(256, -1), rtol=1e-4, atol=1e-4)
+    assert len(factors) == 2 and all(0 not in factor.stride() for factor in factors)

@@ -97,3 +97,19 @@ def test_16_bits_and_inference_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> 
         close(norm.float()(x), plain(x, norm.weight, 1e-6))
     with pytest.raises(TypeError):
         norm(x)
+
+
+@pytest.mark.parametrize("dims", [(0, None), (None, 0), (0, 0)])
+def test_vmap_over_inputs_and_weights(dims: tuple[int | None, ...]) -> None:
+    x, weight = inputs()
+    weights = torch.randn(3, 24, requires_grad=True)
+    given = x, weight if dims[1] is None else weights
+    found = torch.vmap(lambda *pair: rms_norm(*pair, 1e-6), dims)(*given)
+    close(found, torch.vmap(lambda *pair: plain(*pair, 1e-6), dims)(*given), rtol=1e-4)
+
+
+def test_forward_mode_derivatives() -> None:
+    x, weight = inputs()
+    tangents = torch.randn_like(x), torch.randn_like(weight)
+    ours = torch.func.jvp(lambda *pair: rms_norm(*pair, 1e-6), (x, weight), tangents)
+    close(ours, torch.func.jvp(lambda *pair: plain(*pair, 1e-6), (x, weight), tangents), rtol=1e-4)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import sys
 from dataclasses import replace
@@ -252,3 +253,20 @@ def test_files_are_utf_8_in_any_locale(monkeypatch: Patch) -> None:
     monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "ascii")
     write_text(Path("text"), "zwölf")
     assert Path("text").read_bytes() == "zwölf".encode()
+
+
+def test_the_loss_of_pairs_does_not_depend_on_the_batches(console: Console) -> None:
+    write_reviews(Path("hub"))
+    line = f"fit --preset tiny --data.source hub --data.path hub --data.max_length 32 {BRIEF}"
+    line += " --data.batch_size 4 --data.tokenizer.vocabulary 300 --data.next_sentence true"
+    console.printed(f"{line} --trainer.max_steps 3 --run_dir r", "mlm")
+    losses = []
+    for size in (1, 7, 64):
+        folder = f"t{size}"
+        line = f"test {CKPT} --data.loading.eval_batch_size {size} --output {folder}"
+        console.printed(line, "mlm")
+        found = json.loads(Path(folder, "test.json").read_text())
+        losses.append(found["test/loss"])
+        parts = found["test/token_loss"] + found["test/next_loss"]
+        assert found["test/loss"] == pytest.approx(parts, abs=1e-6)
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)

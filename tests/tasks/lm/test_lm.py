@@ -203,7 +203,7 @@ def test_hugging_face_and_back(kind: str, console: Console) -> None:
     assert f"{type(theirs).__name__}.from_pretrained('back')" in out
     assert len({path.stat().st_mode for path in Path("back").iterdir()}) == 1
     back = transformers.AutoModelForCausalLM.from_pretrained("back").eval()
-    prompt = "The value of a"
+    prompt = "The value of a [SEP]"  # of five characters, as in training
     inputs = transformers.AutoTokenizer.from_pretrained("back")(prompt, return_tensors="pt")
     ids = inputs["input_ids"][0].tolist()
     assert ids == [tokenizer.special_id("bos"), *tokenizer.encode_batch([prompt])[0]]

@@ -307,3 +307,10 @@ def test_pictures_of_one_colour() -> None:
     line = f"{FIT.replace('--data.batch_size 16', '')} {IMAGES} --model.net.image_size 8"
     assert run(f"{line} --model.net.patch_size 2 --run_dir r", "mae") == 0
     assert all(value == value for value in logged("r"))
+
+
+def test_classes_of_the_images_do_not_matter(pretrained: str, console: Console) -> None:
+    write_images(Path("images"), count=6, side=9)
+    line = f"test --ckpt_path {pretrained} --data.path images --data.source folder"
+    console.printed(f"{line} --output t", "mae")
+    assert json.loads(Path("t/test.json").read_text())["test/loss"] > 0

@@ -161,7 +161,7 @@ def test_transformers_translates_with_our_export_as_we_do(translator: Path) -> N
     assert same(load_file("out.safetensors"), dict(model.net.state_dict()))
 
 
-def test_languages_with_a_tokenizer_each() -> None:
+def test_languages_with_a_tokenizer_each(console: Console) -> None:
     write_pairs(Path("pairs"))
     options = "--data.tokenizer.joint false --data.tokenizer.truncate tail"
     options += " --model.net.tying target --run_dir r"
@@ -181,6 +181,8 @@ def test_languages_with_a_tokenizer_each() -> None:
         line = f"fit {LINE} {NO_UPDATES} --model.pretrained {pretrained} --run_dir {folder}"
         assert run(line, "seq2seq") == 0
         assert ours(load_model(f"{folder}/checkpoints/best.ckpt")) == expected
+    back = f"fit {LINE} --data.languages up-en --model.pretrained {BEST}"
+    console.refused(back, "translates en-up", "--data.languages is up-en", task="seq2seq")
 
 
 def test_another_tokenizer_is_refused(translator: Path, console: Console) -> None:

@@ -188,9 +188,10 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert set(map(float, metric.compute().values())) == {0.0}
 
 
-@pytest.mark.parametrize(
-    ("language", "tokenizer"), [("de", "13a"), ("zh", "zh"), ("zh-Hant", "zh"), ("ja", "char")]
-)
+@pytest.mark.parametrize(("language", "tokenizer"), [
+    ("de", "13a"), ("zh", "zh"), ("zh-Hant", "zh"), ("ZH_cn", "zh"), ("zho_Hans", "zh"),
+    ("ja", "char"), ("ja_XX", "char"), ("kor", "char"), ("th", "char"),
+])  # fmt: skip
 def test_signatures(language: str, tokenizer: str) -> None:
     signatures = TranslationScores(language).signatures()
     bleu = f"nrefs:1|case:mixed|eff:no|tok:{tokenizer}|smooth:exp|version:"
