@@ -268,5 +268,5 @@ def test_the_loss_of_pairs_does_not_depend_on_the_batches(console: Console) -> N
         found = json.loads(Path(folder, "test.json").read_text())
         losses.append(found["test/loss"])
         parts = found["test/token_loss"] + found["test/next_loss"]
-        assert found["test/loss"] == pytest.approx(parts, abs=1e-6)
-    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+        assert found["test/loss"] == pytest.approx(parts, abs=2e-5)
+    assert losses == pytest.approx([losses[0]] * 3, abs=2e-5)
