@@ -183,7 +183,11 @@ class ImageData(ResumableDataModule):
         Raises `UsageError` if the options name other values.
         """
         require_same("image_size", self.image_size, metadata["image_size"])
-        require_same("dataset.channels", self.options.channels, metadata["channels"])
+        channels, trained = self.options.channels, metadata["channels"]
+        if channels not in (None, trained):
+            raise UsageError(
+                f"channels is {channels}, but the model was trained with {trained}: leave it out."
+            )
         require_same_targets(self.options, metadata)
         stored = {"mean": metadata["mean"], "std": metadata["std"], **resizing(metadata)}
         for name, value in stored.items():

@@ -95,7 +95,8 @@ class StackConfig:
     Args:
         width: Size E of each token's vector.
         depth: Number of blocks.
-        heads: Number H of attention heads; must divide `width`, unless `head_dim` is given.
+        heads: Number H of attention heads; must divide `width`, unless `head_dim` is given or order
+            is "mixer".
         kv_heads: Number G of key/value heads, shared by groups of query heads (Ainslie 2023);
             null: `heads`.
         head_dim: Size D of a head; null: `width` / `heads`.
@@ -200,9 +201,11 @@ class StackConfig:
             f"conv_kernel is {self.conv_kernel}; give null, or 2 or more.",
         )
         require(
-            self.order != "no_residual" or (self.drop_path == 0 and self.init != "zero_residual"),
-            'order "no_residual" passes on nothing but the results of sub-layers, which drop_path '
-            'and init "zero_residual" make zero; leave these out, or choose another order.',
+            self.order != "no_residual"
+            or (self.drop_path == 0 and self.init != "zero_residual" and self.layer_scale != 0),
+            'order "no_residual" passes on nothing but the results of sub-layers, which drop_path, '
+            'init "zero_residual" and layer_scale 0 make zero; leave these out, or choose another '
+            "order.",
         )
         zero_starts = [
             self.order == "res_post" and self.norm != "none",
@@ -212,12 +215,7 @@ class StackConfig:
         require(
             sum(zero_starts) <= 1,
             'order "res_post", init "zero_residual" and layer_scale 0 each start sub-layers at '
-            "zero; together they give no gradients, so that nothing is learned; keep one of them.",
-        )
-        require(
-            not self.qk_norm or self.norm != "none",
-            'qk_norm normalises queries and keys by norm, which is "none"; choose a norm, or leave '
-            "qk_norm out.",
+            "zero; two of them leave the weights of blocks without gradients; keep one.",
         )
         require(
             self.norm != "batchnorm" or not self.checkpoint_activations,

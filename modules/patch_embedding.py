@@ -271,5 +271,6 @@ class PrefixTokens(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, P + N, E)."""
-        vectors = self.vectors.expand(x.shape[0], -1, -1)  # (B, P, E); len(x) would fix B in a graph
+        # (B, P, E); len(x) would fix B in a graph
+        vectors = self.vectors.expand(x.shape[0], -1, -1)
         return torch.cat((vectors.to(x.dtype), x), dim=1)

@@ -365,7 +365,8 @@ def build_position(
         f'position "{name}" acts in attention, which order "mixer" does not have; choose "none" '
         'or "learned".',
     )
-    known = dict(list(inspect.signature(kind, eval_str=True).parameters.items())[2:])  # after stack and grid
+    parameters = inspect.signature(kind, eval_str=True).parameters
+    known = dict(list(parameters.items())[2:])  # after stack and grid
     for option in options:
         require(
             option in known,

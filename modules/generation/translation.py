@@ -187,12 +187,17 @@ def translate(
         limit is not finished.
 
     Raises:
-        ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources, or models of
-            different target vocabularies.
+        ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources; there is no
+            model, or there are several with different target vocabularies or a repetition penalty.
     """
-    nets = [nets] if isinstance(nets, Seq2Seq) else nets
+    nets = nets if isinstance(nets, Sequence) else [nets]
+    require(len(nets) > 0, "There is no model; give at least one.")
     sizes = {net.vocabulary for net in nets}
     require(len(sizes) == 1, f"The models have {sizes} target tokens; use those of one tokenizer.")
+    require(
+        len(nets) == 1 or config.repetition_penalty == 1,
+        "repetition_penalty changes the scores of one model; leave it out with several.",
+    )
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)

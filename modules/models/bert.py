@@ -179,7 +179,7 @@ class Encoder(nn.Module):
             known = self.segment.num_embeddings
             if segments is not None and is_cheap_to_read(segments):
                 outside = segments.numel() > 0 and int(segments.max()) >= known
-                require(not outside, f"This model knows segments 0 to {known - 1}; give only those.")
+                require(not outside, f"This model knows segments 0 to {known - 1}; give those.")
             vectors = self.segment.weight[0] if segments is None else self.segment(segments)
             return x + vectors
         require(

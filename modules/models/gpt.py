@@ -154,13 +154,8 @@ class Decoder(NextTokenModel):
             ValueError: More tokens than learned positions, than `sliding_window` or than the cache
                 has room for.
         """
+        self.check_window(tokens.shape[1])
         token_positions = cache.add_tokens(tokens, padding_mask, positions)
-        window = self.config.sliding_window
-        if window is not None and token_positions.all.shape[1] > window:
-            raise ValueError(
-                f"{token_positions.all.shape[1]} tokens are more than sliding_window {window}, "
-                f"which is not supported; give {window} at most."
-            )
         mask = token_positions.mask(padding_mask)
         if documents is not None:
             require(
@@ -178,10 +173,21 @@ class Decoder(NextTokenModel):
     def make_cache(self, batch: int, length: int) -> KVCache:
         """A cache for `batch` rows of up to `length` tokens, on the device of the weights.
 
-        Raises `ValueError` if `length` is more than there are learned positions.
+        Raises `ValueError` if `length` is more than `sliding_window`, or than there are learned
+        positions.
         """
+        self.check_window(length)
         self.position.check_length(length)
         return KVCache.like(self.embed.weight, self.config.stack, batch, length)
+
+    def check_window(self, length: int) -> None:
+        """Raises `ValueError` if `length` is more than `sliding_window`."""
+        window = self.config.sliding_window
+        if window is not None and length > window:
+            raise ValueError(
+                f"{length} tokens are more than sliding_window {window}, which is not supported; "
+                f"give {window} at most."
+            )
 
 
 def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> DecoderConfig:

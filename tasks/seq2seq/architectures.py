@@ -123,8 +123,7 @@ def load_pretrained(config: Seq2SeqConfig, source: str, metadata: Mapping[str, A
         theirs = PairTokenizer.load_or_train(list, list, folder_tokenizers(folder))  # loads
         state = folder.weights()
     own = metadata["languages"] or []
-    is_reversed = [*languages] == [*reversed(own)] and [*languages] != [*own]
-    if is_reversed and theirs.source.digest != theirs.target.digest:
+    if is_reversed(languages, own) and theirs.source.digest != theirs.target.digest:
         raise UsageError(
             f"--model.pretrained {source} translates {'-'.join(languages)}, and its tokenizers are "
             f"for these languages in this order, but --data.languages is {'-'.join(own)}: give "
@@ -196,26 +195,43 @@ def load_model(source: str, option: str = CKPT_PATH) -> TranslationModel:
 
 
 def load_ensemble(ckpt_path: str, others: Sequence[str]) -> TranslationModel:
-    """Loads a model, and the networks of others with the same tokenizers, an ensemble."""
+    """Loads a model, and the networks of others that read and write the same tokens.
+
+    Raises `UsageError` if one of them does not.
+    """
     model = load_model(ckpt_path)
+    own = tokens_of_texts(model)
+    languages = model.metadata["languages"] or []
     nets = []
     for source in others:
         other = load_model(source, "--ensemble")
-        for side in SIDES:
-            own, theirs = getattr(model.tokenizer, side), getattr(other.tokenizer, side)
-            if own.digest != theirs.digest:
-                raise UsageError(
-                    f"--ensemble {source}: its {side} tokenizer ({theirs.vocab_size} tokens) is "
-                    f"not that of {ckpt_path} ({own.vocab_size} tokens): give models that were "
-                    "trained with the same --data.tokenizer"
-                )
-        if model.tokens["start"] != other.tokens["start"]:
+        differences = [name for name, value in tokens_of_texts(other).items() if value != own[name]]
+        if is_reversed(languages, other.metadata["languages"] or []):
+            differences.append("direction")
+        if differences:
             raise UsageError(
-                f"--ensemble {source}: its translations begin with another token than those of "
-                f"{ckpt_path}: give models that were trained with the same --data.tokenizer"
+                f"--ensemble {source}: not the same {', '.join(differences)} as of {ckpt_path}: "
+                "give models that were trained with the same languages and --data.tokenizer"
             )
         nets.append(other.net)
     return model._replace(others=tuple(nets))
+
+
+def tokens_of_texts(model: TranslationModel) -> dict[str, Any]:
+    """What decides on the tokens that a model reads and writes, by name."""
+    pair = model.tokenizer
+    return {
+        "source tokens": pair.source.vocab,
+        "target tokens": pair.target.vocab,
+        "prompt": pair.config.prompt,
+        "tokens that begin a text": (pair.config.begin, model.tokens["start"]),
+        "tokens that end a text": sorted(model.tokens["stop"]),
+    }
+
+
+def is_reversed(languages: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether two models translate between the same two languages in opposite directions."""
+    return [*languages] == [*reversed(others)] and [*languages] != [*others]
 
 
 def from_checkpoint(checkpoint: Checkpoint) -> TranslationModel:

@@ -16,8 +16,9 @@ from tasks.cli.text_io import single_line
 # Tokenizers of BLEU by ISO 639 code, for languages whose words have no spaces between them, and
 # Korean; 13a for all others.
 BLEU_TOKENIZERS = {
-    **dict.fromkeys("zh zho cmn yue".split(), "zh"),
-    **dict.fromkeys("ja jpn ko kor th tha lo lao km khm my mya bo bod".split(), "char"),
+    **dict.fromkeys(["zh", "zho", "cmn", "yue"], "zh"),
+    **dict.fromkeys(["ja", "jpn", "ko", "kor", "th", "tha", "lo", "lao"], "char"),
+    **dict.fromkeys(["km", "khm", "my", "mya", "bo", "bod"], "char"),
 }
 
 

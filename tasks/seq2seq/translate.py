@@ -26,7 +26,8 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
     Args:
         ensemble: Checkpoint of another model with the same tokenizers, such as one of another seed;
-            may be given several times. The probabilities of all are averaged.
+            may be given several times. The probabilities of all are averaged; special tokens and
+            defaults are those of `ckpt_path`.
         text: Sentence to translate; may be given several times.
         input: File with one sentence per line, or a table (.csv, .tsv, .jsonl, .parquet) with one
             in each row; - is standard input, which is also read if there is neither a file nor a
@@ -80,6 +81,10 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
         require(
             self.nbest <= self.beams,
             f"nbest is {self.nbest}, with only {self.beams} beams; raise beams.",
+        )
+        require(
+            not self.ensemble or self.repetition_penalty == 1,
+            "repetition_penalty changes the scores of one model; leave it or ensemble out.",
         )
         require(
             self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),

@@ -87,10 +87,6 @@ class OptimConfig:
                 right = all(value is None or fits(value) for value in values)
                 require(right, f"{name} must be {words}, but is {given}.")
         require(
-            self.muon_lr is None or self.optimizer == "muon",
-            f"muon_lr is {self.muon_lr}, but the optimizer is {self.optimizer}: give lr.",
-        )
-        require(
             self.warmup <= 1 or self.warmup % 1 == 0,
             f"warmup is {self.warmup}: give a fraction below 1, or a whole number of steps.",
         )
@@ -332,6 +328,8 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
         net: The network, with its final parameters (on any device).
         config: The choices.
         total_steps: Optimizer steps of the whole run; infinity if it has no end.
+
+    Raises `UsageError` for a `muon_lr` without Muon.
     """
     needs_end = config.schedule not in ENDLESS or 0 < config.warmup < 1
     if total_steps < 1 or (needs_end and total_steps == math.inf):
@@ -339,6 +337,11 @@ def build(net: nn.Module, config: OptimConfig, total_steps: float) -> dict[str, 
             f"the schedule {config.schedule} with warmup {config.warmup} needs the number of "
             "steps: set --trainer.max_epochs or --trainer.max_steps, or, with noam or constant, a "
             "warmup of 1 or more steps"
+        )
+    if config.muon_lr is not None and config.optimizer != "muon":
+        raise UsageError(
+            f"--model.optimizer.muon_lr is {config.muon_lr}, but the optimizer is "
+            f"{config.optimizer}: leave it out (null), or give --model.optimizer.optimizer muon"
         )
     groups = parameter_groups(net, config)
     optimizer = MuonAdamW(groups) if config.optimizer == "muon" else _adamw(groups)

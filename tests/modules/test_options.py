@@ -15,7 +15,8 @@ from modules.models.vit import ViT, ViTConfig
 from modules.position import POSITIONS, Position
 from modules.rotary_scaling import RotaryScaling
 from modules.transformer import Stack
-from tasks.training.optim import OptimConfig
+from tasks.errors import UsageError
+from tasks.training.optim import OptimConfig, build
 from tests.helpers.tiny_models import STACK, VOCAB, tiny
 
 ZERO_STARTS: dict[str, list[Any]] = {
@@ -27,9 +28,7 @@ ZERO_STARTS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("kind", [GenerationConfig, RotaryScaling, OptimConfig])
 def test_unknown_names_are_refused(kind: Any) -> None:
-    names = [
-        name for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal
-    ]
+    names = [name for name, hint in get_type_hints(kind).items() if get_origin(hint) is Literal]
     assert names
     for name in names:
         choices = get_args(get_type_hints(kind)[name])
@@ -44,7 +43,7 @@ def test_every_matrix_learns_or_the_options_are_refused(chosen: tuple[Any, ...])
     options = dict(zip(ZERO_STARTS, chosen, strict=True))
     zeros = [chosen[0] == "res_post", chosen[1] == "zero_residual", chosen[2] == 0.0]
     if sum(zeros) > 1:
-        with pytest.raises(ValueError, match="nothing is learned"):
+        with pytest.raises(ValueError, match="without gradients"):
             StackConfig(16, 2, 2, **options)
         return
     net = Stack(StackConfig(16, 2, 2, **options))
@@ -59,9 +58,14 @@ def test_every_matrix_learns_or_the_options_are_refused(chosen: tuple[Any, ...])
         assert not torch.equal(weight, before[name]), name
 
 
-def test_normalised_queries_need_a_norm() -> None:
-    with pytest.raises(ValueError, match="qk_norm"):
-        replace(STACK, qk_norm=True, norm="none")
+def test_a_rate_of_muon_needs_muon() -> None:
+    with pytest.raises(UsageError, match="muon_lr is 0.1"):
+        build(tiny("gpt"), OptimConfig(muon_lr=0.1), 5)
+
+
+def test_blocks_without_residual_sums_need_a_scale() -> None:
+    with pytest.raises(ValueError, match="layer_scale 0"):
+        replace(STACK, order="no_residual", layer_scale=0.0)
 
 
 def test_a_mixer_of_any_width_needs_no_heads() -> None:
@@ -81,9 +85,8 @@ def test_stems_of_narrow_networks(stem: Any, width: int) -> None:
 def test_tokens_beyond_the_sliding_window_are_refused() -> None:
     net = tiny("gpt", position="rotary", max_length=4, sliding_window=4)
     tokens = torch.randint(VOCAB, (1, 5))
-    cache = net.make_cache(1, 9)
-    assert net(tokens[:, :4], cache=cache).shape[1] == 4
-    for call in (lambda: net(tokens), lambda: net(tokens[:, 4:], cache=cache)):
+    assert net(tokens[:, :4], cache=net.make_cache(1, 4)).shape[1] == 4
+    for call in (lambda: net(tokens), lambda: net.make_cache(1, 5)):
         with pytest.raises(ValueError, match="sliding_window 4"):
             call()
 

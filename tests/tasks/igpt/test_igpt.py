@@ -309,7 +309,7 @@ def test_other_channels_than_those_of_the_model_are_refused(
     if channels == 1:
         console.printed(f"{line} 1 --output t", "igpt")
     else:
-        console.refused(f"{line} 3", "--data.dataset.channels", task="igpt")
+        console.refused(f"{line} 3", "channels is 3", "trained with 1", task="igpt")
 
 
 @pytest.mark.parametrize("options, named", [

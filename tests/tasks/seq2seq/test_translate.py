@@ -159,10 +159,28 @@ def test_an_ensemble(
     assert rows[0]["score"] != pytest.approx(by_library(model, "six two", beams=3)[0][1], rel=1e-3)
     twice = f'{command} --ensemble {translator} --text "six two"'
     assert translations(twice, console) == translations(f'{command} --text "six two"', console)
-    assert run(f"{line} --data.tokenizer.vocabulary 12 --run_dir small", TASK) == 0
-    wrong = f"{command} --ensemble other --ensemble small --text two"
-    console.refused(wrong, "--ensemble small", "tokenizer", task=TASK)
+    for options in ("--quantize int8", "--nbest 2 --beams 2"):
+        lines = translations(
+            f'{command} --ensemble other --text "six two" --text "" {options}', console
+        )
+        assert lines[0] and not lines[-1].rpartition("\t")[2]
+
+
+def test_what_does_not_fit_into_an_ensemble(command: str, console: Console) -> None:
+    write_pairs(Path("pairs"))
+    line = f"fit {SMALL_S2S} {PAIRS} --trainer.limit_train_batches 2 --trainer.limit_val_batches 1"
+    for name, options, words in (
+        ("small", "--data.tokenizer.vocabulary 12", "source tokens, target tokens"),
+        ("prompted", "--data.tokenizer.prompt 'two: '", "prompt"),
+        ("begun", "--data.tokenizer.begin true", "tokens that begin a text"),
+        ("back", "--data.languages up-en", "direction"),
+    ):
+        assert run(f"{line} --trainer.limit_test_batches 0 {options} --run_dir {name}", TASK) == 0
+        asked = f"{command} --ensemble {name} --text two"
+        console.refused(asked, f"--ensemble {name}", words, task=TASK)
     console.refused(f"{command} --ensemble nosuch --text two", "--ensemble nosuch", task=TASK)
+    asked = f"{command} --ensemble small --beams 1 --repetition_penalty 2 --text two"
+    console.refused(asked, "repetition_penalty", task=TASK)
 
 
 def test_length_limits(command: str, console: Console) -> None:

@@ -392,7 +392,6 @@ def test_some_schedules_need_no_length(schedule: Any, warmup: int) -> None:
     {"lr": 0.0}, {"lr": math.nan}, {"muon_lr": -1.0}, {"gradient_clip": 0.0},
     {"weight_decay": -0.1}, {"eps": -1e-8}, {"warmup": -1}, {"warmup": 10.5}, {"final_lr": 1.5},
     {"decay": 2.0}, {"momentum": 1.0}, {"betas": (0.9, 1.0)}, {"layer_decay": 0.0}, {"freeze": -1},
-    {"muon_lr": 0.1, "optimizer": "adamw"},
 ])  # fmt: skip
 def test_wrong_options_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
