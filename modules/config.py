@@ -201,6 +201,27 @@ class StackConfig:
             f"conv_kernel is {self.conv_kernel}; give null, or 2 or more.",
         )
         require(
+            self.norm != "batchnorm" or not self.checkpoint_activations,
+            'checkpoint_activations runs each block twice, so norm "batchnorm" would count '
+            "each batch twice; leave it out, or choose another norm.",
+        )
+        require(
+            self.layer_scale is None or math.isfinite(self.layer_scale),
+            f"layer_scale is {self.layer_scale}; give a finite number.",
+        )
+        check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
+        self._check_zeros()
+        if self.order == "mixer":
+            unused = [o for o in ATTENTION_OPTIONS if getattr(self, o) != getattr(StackConfig, o)]
+            require(not unused, f'order "mixer" has no attention; leave {", ".join(unused)} out.')
+        require(
+            self.token_mlp_width is None or self.order == "mixer",
+            'token_mlp_width is of order "mixer" only; choose this order or leave it out.',
+        )
+
+    def _check_zeros(self) -> None:
+        """Raises `ValueError` if sub-layers that start at zero, or are skipped, stop learning."""
+        require(
             self.order != "no_residual"
             or (self.drop_path == 0 and self.init != "zero_residual" and self.layer_scale != 0),
             'order "no_residual" passes on nothing but the results of sub-layers, which drop_path, '
@@ -216,23 +237,6 @@ class StackConfig:
             sum(zero_starts) <= 1,
             'order "res_post", init "zero_residual" and layer_scale 0 each start sub-layers at '
             "zero; two of them leave the weights of blocks without gradients; keep one.",
-        )
-        require(
-            self.norm != "batchnorm" or not self.checkpoint_activations,
-            'checkpoint_activations runs each block twice, so norm "batchnorm" would count '
-            "each batch twice; leave it out, or choose another norm.",
-        )
-        require(
-            self.layer_scale is None or math.isfinite(self.layer_scale),
-            f"layer_scale is {self.layer_scale}; give a finite number.",
-        )
-        check_rates(self, "dropout", "mlp_dropout", "attention_dropout", "drop_path")
-        if self.order == "mixer":
-            unused = [o for o in ATTENTION_OPTIONS if getattr(self, o) != getattr(StackConfig, o)]
-            require(not unused, f'order "mixer" has no attention; leave {", ".join(unused)} out.')
-        require(
-            self.token_mlp_width is None or self.order == "mixer",
-            'token_mlp_width is of order "mixer" only; choose this order or leave it out.',
         )
 
     @property

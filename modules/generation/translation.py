@@ -190,23 +190,10 @@ def translate(
         ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources; there is no
             model, or there are several with different target vocabularies or a repetition penalty.
     """
-    nets = nets if isinstance(nets, Sequence) else [nets]
-    require(len(nets) > 0, "There is no model; give at least one.")
-    sizes = {net.vocabulary for net in nets}
-    require(len(sizes) == 1, f"The models have {sizes} target tokens; use those of one tokenizer.")
-    require(
-        len(nets) == 1 or config.repetition_penalty == 1,
-        "repetition_penalty changes the scores of one model; leave it out with several.",
-    )
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)
-    max_new_tokens = min(config.max_new_tokens, *(net.max_length for net in nets))
-    members = [
-        Seq2SeqDecoder(net, sources, start, max_new_tokens, config.beams, banned, rules)
-        for net in nets
-    ]
-    decoder = members[0] if len(members) == 1 else EnsembleDecoder(members)
+    decoder = build_decoder(nets, sources, config, start, banned, rules)
     if is_search:
         found = run_beam_search(decoder, config, stop)
     else:
@@ -221,6 +208,31 @@ def translate(
         ]
         for hypotheses in found
     ]
+
+
+def build_decoder(
+    nets: Seq2Seq | Sequence[Seq2Seq],
+    sources: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    start: int,
+    banned: Collection[int],
+    rules: DecodingRules,
+) -> IncrementalDecoder:
+    """Decodes with one model or an ensemble; arguments and errors as in `translate`."""
+    nets = nets if isinstance(nets, Sequence) else [nets]
+    require(len(nets) > 0, "There is no model; give at least one.")
+    sizes = {net.vocabulary for net in nets}
+    require(len(sizes) == 1, f"The models have {sizes} target tokens; use those of one tokenizer.")
+    require(
+        len(nets) == 1 or config.repetition_penalty == 1,
+        "repetition_penalty changes the scores of one model; leave it out with several.",
+    )
+    max_new_tokens = min(config.max_new_tokens, *(net.max_length for net in nets))
+    members = [
+        Seq2SeqDecoder(net, sources, start, max_new_tokens, config.beams, banned, rules)
+        for net in nets
+    ]
+    return members[0] if len(members) == 1 else EnsembleDecoder(members)
 
 
 def sample_targets(

@@ -25,9 +25,6 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
     """Translate texts, one sentence per line, in their order; empty lines stay empty.
 
     Args:
-        ensemble: Checkpoint of another model with the same tokenizers, such as one of another seed;
-            may be given several times. The probabilities of all are averaged; special tokens and
-            defaults are those of `ckpt_path`.
         text: Sentence to translate; may be given several times.
         input: File with one sentence per line, or a table (.csv, .tsv, .jsonl, .parquet) with one
             in each row; - is standard input, which is also read if there is neither a file nor a
@@ -50,12 +47,14 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
             the source language.
         header: Whether the first line of a CSV or TSV file names the columns, else they are called
             1, 2, ...; null: as in training.
+        ensemble: Checkpoint of another model with the same tokenizers, such as one of another seed;
+            may be given several times. The probabilities of all are averaged; special tokens and
+            defaults are those of `ckpt_path`.
         json: Print one JSON object per line for each translation: line, source, translation, rank,
             score, number of tokens, and whether it is finished; without it, [...] marks an
             unfinished one.
     """
 
-    ensemble: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     input: str | None = None
     output: str | None = None
@@ -67,6 +66,7 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
     batch_size: int = 32
     source_column: str | None = None
     header: bool | None = None
+    ensemble: list[str] = field(default_factory=list)
     json: bool = False
 
     def __post_init__(self) -> None:
