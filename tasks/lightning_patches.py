@@ -22,7 +22,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from datamodules.base import training_position
-from tasks.cli.signals import blocked
+from tasks.cli.signals import SIGNALS, blocked
 from tasks.errors import UsageError
 from tasks.training.seeds import States, random_states, set_random_states
 
@@ -31,13 +31,20 @@ def use_exact_loops(trainer: Trainer) -> Trainer:
     """The same trainer with the loops below, and without Lightning's signal handlers.
 
     Processes that it launches have SIGTERM and SIGINT blocked until they handle them: a signal to
-    all would end one that is still starting, and Lightning then kills the others.
+    all would end one that is still starting, and Lightning then kills the others. `SIGNALS` ends
+    them.
     """
     trainer.fit_loop = FitLoop(trainer)
     trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
     launcher = trainer.strategy.launcher
     if isinstance(launcher, _SubprocessScriptLauncher):
-        launch = blocked()(launcher._call_children_scripts)
+        call_scripts = launcher._call_children_scripts
+
+        @blocked()
+        def launch() -> None:
+            call_scripts()
+            SIGNALS.launched = launcher.procs
+
         launcher._call_children_scripts = launch  # type: ignore[method-assign]
     return trainer
 

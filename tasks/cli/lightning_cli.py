@@ -312,7 +312,7 @@ class TaskCLI(LightningCLI):
                 number = error.number if isinstance(error, Stopped) else SIGNALS.raised
                 if not number:
                     raise
-                launch.end_workers(self.trainer)
+                self.trainer.fit_loop.teardown()  # data workers that a stopped validation leaves
                 message = stop_message(number, self.trainer, self.folder, self.app)
                 raise Stopped(number, message) from None
 

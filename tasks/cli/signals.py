@@ -3,6 +3,7 @@
 import atexit
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class SignalHandler:
         self.received = 0  # the deferred signal
         self.raised = 0  # the signal that an exception was raised for
         self.process = os.getpid()
+        self.launched: list[subprocess.Popen] = []  # the other processes of this run
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self.process:  # a forked worker; at Ctrl-C its parent stops it
@@ -54,6 +56,7 @@ class SignalHandler:
             os._exit(128 + number)
         else:
             self.raised = number
+            self.end_launched()
             # torch's handler would raise, too, for data workers that the signal has ended
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             raise KeyboardInterrupt if number == signal.SIGINT else Stopped(number)
@@ -62,6 +65,15 @@ class SignalHandler:
         """Whether the main process of this run launched this one, and so ends it, too."""
         main = os.environ.get("TESSERA_MAIN", "")  # its process id
         return os.environ.get("LOCAL_RANK", "0") != "0" and main not in ("", str(self.process))
+
+    def end_launched(self) -> None:
+        """Kill the processes that this one launched, which wait for it.
+
+        If they were left to notice that it is gone, torch would print stacks of C++.
+        """
+        for child in self.launched:
+            child.kill()
+        self.launched.clear()  # or Lightning would kill this process
 
     def install(self) -> None:
         """Handle signals until the end of this process; call it before any slow import."""

@@ -281,12 +281,3 @@ def watch_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def end_workers(trainer: pl.Trainer) -> None:
-    """End data workers and launched processes that still wait for this one."""
-    trainer.fit_loop.teardown()  # if a validation is stopped, Lightning leaves those of training
-    children = getattr(trainer.strategy.launcher, "procs", [])
-    for child in children:
-        child.kill()
-    children.clear()  # or Lightning would kill this process

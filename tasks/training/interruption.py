@@ -44,7 +44,7 @@ class Interruption(Callback):
         dist.all_reduce(number, dist.ReduceOp.MAX, self.group)
         if number:
             # Lightning would kill the first process if another ends before it.
-            getattr(trainer.strategy.launcher, "procs", []).clear()
+            SIGNALS.launched.clear()
         return int(number)
 
     def after_step(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

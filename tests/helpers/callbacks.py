@@ -1,4 +1,4 @@
-"""A callback that says what each process of a run saw, and ends one of them; sharding on CPUs."""
+"""Callbacks that say what each process of a run saw, and end some of them; sharding on CPUs."""
 
 import atexit
 import faulthandler
@@ -20,6 +20,15 @@ faulthandler.register(signal.SIGUSR1)  # prints the stack, also in data workers
 
 class OnCPU(Sharded):
     """Not refused where there are no GPUs."""
+
+
+class SlowToEnd(pl.Callback):
+    """Its process takes a while to end after an exception."""
+
+    def on_exception(
+        self, trainer: pl.Trainer, task: pl.LightningModule, error: BaseException
+    ) -> None:
+        time.sleep(3)
 
 
 class Spy(pl.Callback):

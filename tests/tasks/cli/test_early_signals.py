@@ -28,7 +28,7 @@ TWO = f"{FIT} --trainer.strategy ddp --trainer.devices 2"
 
 def own() -> dict[str, str]:
     """Variables with which a process finds modules in its folder."""
-    return environment(PYTHONPATH=f".:{ROOT}")
+    return environment(PYTHONPATH=f".:{ROOT}", TESSERA_TRUST="tests")
 
 
 def start(line: str, folder: Path) -> subprocess.Popen[str]:
@@ -100,8 +100,12 @@ def test_a_few_moments(
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.015, 0.1])
 def test_a_launched_process_that_starts(delay: float, tmp_path: Path) -> None:
-    """It has no handlers yet, and the process that launched it may wait for it in C++."""
-    process = start(TWO, tmp_path / "here")
+    """It has no handlers yet, and the process that launched it may wait for it in C++.
+
+    That one ends it before its own connection, or torch would print stacks.
+    """
+    slow = " --trainer.callbacks+=tests.helpers.callbacks.SlowToEnd"
+    process = start(TWO + slow, tmp_path / "here")
     try:
         child = launched(process)
         time.sleep(delay)
