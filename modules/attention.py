@@ -231,7 +231,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 class UnscaledAttention(MultiHeadAttention):
-    """softmax(q k^T) v, without the factor 1 / sqrt(D) (Luong 2015, equation 8, "dot").
+    """softmax(q k^T) v, without the factor 1 / sqrt(D) (Luong 2015, section 3.1, "dot").
 
     Arguments as `MultiHeadAttention`. The larger D, the larger the scores, and the smaller the
     gradients of the softmax (Vaswani 2017, section 3.2.1).
@@ -246,7 +246,7 @@ class UnscaledAttention(MultiHeadAttention):
 
 
 class BilinearAttention(UnscaledAttention):
-    """softmax(q W k^T) v with a matrix W of each head (Luong 2015, equation 8, "general").
+    """softmax(q W k^T) v with a matrix W of each head (Luong 2015, section 3.1, "general").
 
     Arguments as `MultiHeadAttention`. W starts with std 1 / D, so that scores first have the
     variance of q k^T / sqrt(D). Rotary positions turn q W.

@@ -62,8 +62,8 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
     """Sets the weights of linear layers and embeddings in `net` by `name`, biases to zero.
 
     Args:
-        net: The network; convolutions start with LeCun's variance 1 / inputs; norms and learned
-            vectors stay.
+        net: The network; convolutions start with a standard deviation of 1 / sqrt(inputs),
+            truncated at two of it; norms and learned vectors stay.
         name: Entry of `INITS`.
         depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
     """

@@ -76,7 +76,7 @@ class AttentionPooling(Pooling):
 
 
 class SequencePooling(Pooling):
-    """Mean of the vectors by learned weights, softmax(w . x) (Hassani 2021, section 3.2)."""
+    """Mean of the vectors by learned weights, softmax(w . x) (Hassani 2021)."""
 
     def __init__(self, width: int, heads: int, length: int) -> None:
         super().__init__(width, heads, length)

@@ -122,7 +122,7 @@ class Windows(NamedTuple):
 
 
 def relative_index(size: int, device: torch.device) -> Tensor:
-    """Row of query - key in a table of all offsets in a window of side S: (A, A), 0 to (2S-1)^2."""
+    """Row of query - key in a table of all offsets in a window of side S, from 0: (A, A)."""
     places = grid_positions((size, size), device)[0]  # (A, 2)
     offsets = places[:, None] - places + size - 1  # (A, A, 2), from 0
     return offsets[..., 0] * (2 * size - 1) + offsets[..., 1]

@@ -11,6 +11,7 @@ from torchmetrics import MeanMetric
 from datamodules.tokenized import TokenizedData
 from datamodules.utils.files import write_text
 from tasks.base import Task
+from tasks.checkpoints.reading import best_checkpoint
 from tasks.errors import TOO_LONG, UsageError
 from tasks.options import merge_options
 
@@ -29,7 +30,7 @@ class TextTask(Task):
 
     def __init__(self, pretrained: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.pretrained = pretrained
+        self.pretrained = None if pretrained is None else best_checkpoint(pretrained)
 
     @staticmethod
     def check_options(

@@ -37,6 +37,7 @@ def open_source(
     Raises:
         UsageError: As `choose_source`.
     """
+    path = None if path is None else str(path)  # also of a pathlib.Path
     name = choose_source(sources, name, path, options)
     if name == "hub" and is_hub_id(path, sources):
         options = replace(options, name=path, local=None)
@@ -64,6 +65,7 @@ def choose_source(
                 "your own, set TESSERA_TRUST to its module."
             )
         return name
+    path = None if path is None else str(path)
     where = local_path(path, options)
     if is_hub_id(path, sources) or (where is None and options.name is not None):
         return "hub"

@@ -19,7 +19,7 @@ FILES = ("palette.json", "preprocessor_config.json")  # in a folder
 
 
 class Palette:
-    """Colours that stand for the pixels of images (Chen 2020, section 3.1).
+    """Colours that stand for the pixels of images (Chen 2020, section 3.2).
 
     Args:
         colours: (K, C), values in [0, 255], C is 1 for grey and 3 for RGB.

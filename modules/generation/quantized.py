@@ -24,7 +24,7 @@ TINY = 1e-9  # least scale: rows of zeros are not divided by 0
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (M, K) as int8 (M, K), and the scale of each row (M, 1): 1/127 of its largest number."""
+    """Rows (M, K) as int8 (M, K), and each row's scale (M, 1): 1/127 of its largest magnitude."""
     largest = torch.linalg.vector_norm(rows, torch.inf, 1, keepdim=True)
     scales = largest.div_(INT8_MAX).clamp_(min=TINY)
     return (rows / scales).round_().to(torch.int8), scales

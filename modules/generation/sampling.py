@@ -92,6 +92,13 @@ class GenerationConfig:
             "Beam search does not sample; leave temperature and seed out, or set beams to 1.",
         )
 
+    def require_sampling(self) -> None:
+        """Raises `ValueError` for filters of tokens that are not sampled."""
+        require(
+            self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
+            "top_k, top_p and min_p are for sampling; give a temperature, such as 1.",
+        )
+
 
 def uniform(seeds: Sequence[int], count: int) -> Tensor:
     """Random numbers in [0, 1), (rows, count), float64: each row's from its own seed."""

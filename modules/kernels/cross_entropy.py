@@ -1,8 +1,8 @@
 """Cross entropy over a large vocabulary, without holding all logits.
 
-`torch.nn.functional.linear_cross_entropy` (torch 2.15) is not used: it saves as much memory, but
-takes more than twice the time on CPUs, and it gives neither the number of correct predictions nor
-the softmax's denominator, for the z-loss.
+`torch.nn.functional.linear_cross_entropy` is not used: it saves as much memory, but takes
+more than twice the time on CPUs, and it gives neither the number of correct predictions nor the
+softmax's denominator, for the z-loss.
 """
 
 from collections.abc import Callable

@@ -67,7 +67,9 @@ VERSIONS: dict[str, dict[str, Any]] = {
 
 
 def resize_offsets(table: Tensor, size: int) -> Tensor:
-    """Resizes a bias of each offset to windows of side `size`: (2S-1, 2S-1, H) -> the same.
+    """Resizes a bias of each offset to windows of side Z, `size`.
+
+    (2S-1, 2S-1, H) -> (2Z-1, 2Z-1, H)
 
     Linear between offsets that lie farther and farther apart, by a ratio with which the farthest
     ones meet (Bao 2022), as timm does it.

@@ -30,7 +30,7 @@ class BertTask(TextTask, ClassifierTask):
 
     Args:
         net: The network. Null numbers of classes and tokens come from the data.
-        r_drop: Weight of the divergence of two passes with dropout (Liang 2021, there 1 to 5); it
+        r_drop: Weight of the divergence of two passes with dropout (Liang 2021, there 0.1 to 5); it
             doubles the time of a step; 0: one pass.
         reset_head: Initialise the classifier anew; even if the pretrained weights have one that
             fits.

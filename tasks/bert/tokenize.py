@@ -39,6 +39,11 @@ def tokenize(
         chosen = Tokenizer.load_or_train(generate()["train"][0], tokenizer)
     else:
         metadata = read_checkpoint(ckpt_path)[KEY]["metadata"]
+        if "source_tokenizer" in metadata:
+            raise UsageError(
+                f"checkpoint '{ckpt_path}' has tokenizers for a source and a target: give "
+                "--tokenizer.file with one that its run folder has"
+            )
         if "tokenizer" not in metadata:
             raise UsageError(f"checkpoint '{ckpt_path}' has no tokenizer: give one of a text task")
         for name in on_command_line:

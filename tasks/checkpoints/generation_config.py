@@ -132,7 +132,7 @@ class FolderGeneration:
         samples = bool(self.settings.do_sample)
         if "nbest" in known and "samples" in found:  # the name in `translate`
             found["nbest"] = found.pop("samples")
-        if not samples and options.temperature == 0:
+        if options.temperature == 0 and not (samples and "temperature" in not_given):
             found = {name: value for name, value in found.items() if name not in SAMPLING}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")

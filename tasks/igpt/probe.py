@@ -68,7 +68,7 @@ class ProbeOptions:
 
 
 def probe(options: ProbeOptions, data: Options) -> None:
-    """Classify images by logistic regression on the features of each layer (Chen 2020, 2.3)."""
+    """Classify images by logistic regression on the features of each layer (Chen 2020, 2.4)."""
     if options.limit < 1:
         raise UsageError(f"--limit {options.limit} must be at least 1")
     checkpoint = read_checkpoint(options.ckpt_path, "igpt")

@@ -49,6 +49,7 @@ class GenerateOptions(GenerationConfig, InferenceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require_sampling()
         samples = f"samples is {self.samples}"
         require(
             1 <= self.samples <= MAX_SAMPLES,

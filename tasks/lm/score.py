@@ -3,7 +3,7 @@
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from typing import Any, Literal
 
@@ -81,6 +81,8 @@ def score(options: ScoreOptions) -> None:
     """Print loss, perplexity and bits per byte of a text."""
     if bool(options.text) == (options.input is not None):
         raise UsageError("score reads a text: give either --text or --input")
+    if options.text and replace(options.data, skip_bad=False) != ScoredText():
+        raise UsageError("--data says how to read --input: leave it out with --text")
     if options.text:
         require_texts(options.text, "--text")
     model = prepare_model(load_model(options.ckpt_path), options.device, options.quantize)

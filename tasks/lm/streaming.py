@@ -23,19 +23,25 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     """
     tokenizer = model.tokenizer
     boundary = model.boundary_tokens
-    letter = tokenizer.first_unknown_character([prompt]) if tokenizer.is_character_level else None
-    if letter is not None:
-        raise UsageError(
-            f"the prompt has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
-            "vocabulary: leave it out"
-        )
     # `prefix` is what begins a document if one token separates documents, as in GPT-2.
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]
-    (ids,) = tokenizer.encode_batch([prompt if prompt or begin else "\n"])
+    text = prompt if prompt or begin else "\n"
+    refuse_unknown_characters(tokenizer, [text], "the prompt")
+    (ids,) = tokenizer.encode_batch([text])
     if not begin + ids:
-        raise UsageError("the model needs a prompt: give a --prompt that is not empty")
+        raise UsageError("the model needs a text with at least one token: give a longer one")
     return begin + ids
+
+
+def refuse_unknown_characters(tokenizer: Tokenizer, texts: Sequence[str], what: str) -> None:
+    """Raises `UsageError` for a character that a character-level vocabulary lacks."""
+    letter = tokenizer.first_unknown_character(texts) if tokenizer.is_character_level else None
+    if letter is not None:
+        raise UsageError(
+            f"{what} has the character {letter!r} (U+{ord(letter):04X}), which is not in the "
+            "vocabulary: leave it out"
+        )
 
 
 class TextStream:
@@ -68,8 +74,11 @@ class TextStream:
         self.text = ""
         self.tokens = 0
         self.ended: str | None = None
-        self._ids = [*prompt[-CONTEXT:]]
-        self._first = 0  # index of the first token to decode
+        start = max(0, len(prompt) - CONTEXT)
+        while start and tokenizer.decode(prompt[start:]).startswith(INCOMPLETE):
+            start -= 1
+        self._ids = [*prompt[start:]]
+        self._starts = [0]  # indices of the last tokens that begin a character
         self._decoded = len(self._ids)  # number of tokens that are decoded already
         self._pending = ""  # may become a stop string
 
@@ -84,7 +93,9 @@ class TextStream:
         self._ids.append(token)
         new = self._new_text()
         if new and not new.endswith(INCOMPLETE):
-            self._first = max(self._first, self._decoded - CONTEXT)
+            self._starts.append(self._decoded)
+            while self._starts[1:] and self._starts[1] <= self._decoded - CONTEXT:
+                del self._starts[0]
             self._decoded = len(self._ids)
             self._append(new, None)
 
@@ -93,8 +104,9 @@ class TextStream:
             self._append(self._new_text(), ended)
 
     def _new_text(self) -> str:
-        before = self.tokenizer.decode(self._ids[self._first : self._decoded])
-        return self.tokenizer.decode(self._ids[self._first :])[len(before) :]
+        first = self._starts[0]  # decoding part of a character gives INCOMPLETE
+        before = self.tokenizer.decode(self._ids[first : self._decoded])
+        return self.tokenizer.decode(self._ids[first:])[len(before) :]
 
     def _append(self, new: str, ended: str | None) -> None:
         """Appends new text up to a stop string, or up to what may become one."""

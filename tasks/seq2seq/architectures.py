@@ -211,7 +211,8 @@ def load_ensemble(ckpt_path: str, others: Sequence[str]) -> TranslationModel:
         if differences:
             raise UsageError(
                 f"--ensemble {source}: not the same {', '.join(differences)} as of {ckpt_path}: "
-                "give models that were trained with the same languages and --data.tokenizer"
+                "give models that were trained with the same --data.languages, --data.tokenizer "
+                "and --model.net.target_vocabulary"
             )
         nets.append(other.net)
     return model._replace(others=tuple(nets))
@@ -223,6 +224,7 @@ def tokens_of_texts(model: TranslationModel) -> dict[str, Any]:
     return {
         "source tokens": pair.source.vocab,
         "target tokens": pair.target.vocab,
+        "size of the target vocabulary": model.net.vocabulary,
         "prompt": pair.config.prompt,
         "tokens that begin a text": (pair.config.begin, model.tokens["start"]),
         "tokens that end a text": sorted(model.tokens["stop"]),

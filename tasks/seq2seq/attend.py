@@ -46,8 +46,8 @@ def attend(
     """
     if not text.strip():
         raise UsageError("--text is empty: give a sentence to translate")
-    if beams < 1:
-        raise UsageError(f"--beams {beams} must be at least 1")
+    with usage_errors("--beams"):
+        GenerationConfig(beams=beams)
     format = Path(output).suffix.removeprefix(".").lower() or "png"
     if format not in FIGURE_FORMATS:
         raise UsageError(f"--output {output}: give a name that ends in .pdf, .png or .svg")

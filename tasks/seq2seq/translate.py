@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from datamodules.sources.parallel import ParallelOptions, sources_in_table
 from datamodules.tokenizers import truncation
@@ -15,6 +16,7 @@ from modules.generation.translation import translate as search
 from modules.schema import from_dict
 from tasks.checkpoints.reading import checkpoint_errors
 from tasks.cli.text_io import format_output, json_line, print_note, printing_to, read_input_lines
+from tasks.errors import UsageError
 from tasks.inference import InferenceOptions, prepare_model, prepare_net
 from tasks.seq2seq.architectures import TranslationModel, load_ensemble
 from tasks.tracking.report import format_count
@@ -71,12 +73,13 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.require_sampling()
         require(self.nbest >= 1, f"nbest is {self.nbest}; it must be at least 1.")
         require(self.batch_size >= 1, f"batch_size is {self.batch_size}; it must be at least 1.")
+        several = " and ".join(name for name in ("beams", "nbest") if getattr(self, name) > 1)
         require(
-            self.temperature == 0 or self.beams == self.nbest == 1,
-            f"temperature is {self.temperature}, but sampling gives one text; set beams and nbest "
-            "to 1.",
+            self.temperature == 0 or not several,
+            f"temperature is {self.temperature}, but sampling gives one text; set {several} to 1.",
         )
         require(
             self.nbest <= self.beams,
@@ -85,10 +88,6 @@ class TranslateOptions(GenerationConfig, InferenceOptions):
         require(
             not self.ensemble or self.repetition_penalty == 1,
             "repetition_penalty changes the scores of one model; leave it or ensemble out.",
-        )
-        require(
-            self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
-            "top_k, top_p and min_p are for sampling; give a temperature, such as 1.",
         )
 
 
@@ -133,21 +132,24 @@ def translate(options: TranslateOptions, on_command_line: Collection[str] = ()) 
 
 def read_sentences(options: TranslateOptions, model: TranslationModel) -> list[str]:
     """Returns the texts of the command line, and those of the file or standard input."""
-    if options.text and options.input is None:
-        return options.text
+    given = {"source_column": options.source_column, "header": options.header}
+    given = {name: value for name, value in given.items() if value is not None}
     found = None
-    if options.input is not None:
+    if options.input is not None and Path(options.input).exists():
         names = [field.name for field in fields(ParallelOptions)]
         saved = {name: value for name, value in (model.dataset or {}).items() if name in names}
-        given = {"source_column": options.source_column, "header": options.header}
-        saved |= {name: value for name, value in given.items() if value is not None}
+        saved |= given
         with checkpoint_errors(f"checkpoint '{options.ckpt_path}'"):
             dataset = from_dict(ParallelOptions, saved, "data.dataset.")
         language = (model.metadata["languages"] or ["source"])[0]
         found = sources_in_table(options.input, language, dataset)
-    if found is None:
+    if found is None and given:
+        raise UsageError(
+            f"--{' and --'.join(given)}: only for tables, and --input is none: leave it out"
+        )
+    if found is None and (options.input is not None or not options.text):
         found = read_input_lines(options.input or "-", "--input", "sentences")
-    return options.text + found
+    return options.text + (found or [])
 
 
 def with_folder_defaults(

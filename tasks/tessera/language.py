@@ -1,7 +1,6 @@
 """Language models in Python."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, overload
 
 import numpy as np
@@ -19,7 +18,7 @@ from tasks.errors import usage_errors
 from tasks.lm import architectures
 from tasks.lm.generate import Completion, GenerateOptions, completions, read_by_model
 from tasks.lm.score import check_windows, total_losses
-from tasks.lm.streaming import prompt_tokens
+from tasks.lm.streaming import prompt_tokens, refuse_unknown_characters
 from tasks.predictions import Score
 
 from .models import (
@@ -154,6 +153,7 @@ class LanguageModel(Model):
         end = [token for token in (marks.eos,) if token is not None]
 
         def run(many: list[str]) -> list[Score]:
+            refuse_unknown_characters(self.tokenizer, many, "a text")
             rows = [np.array(begin + ids + end) for ids in self.tokenizer.encode_batch(many)]
             if any(len(row) < 2 for row in rows):
                 raise UsageError("a text has only one token, nothing to predict: give longer ones")
@@ -214,9 +214,8 @@ class LanguageModel(Model):
         with usage_errors():
             check_value(list[str], stops, "stop")
         asked = generation_options(GenerateOptions, options, stop=stops, **fixed)
-        given = [*options, "stop"] if stops else [*options]
+        given = [*options, "samples"] + ["stop"] * bool(stops)
         tokens, asked = read_by_model(self.model, prompts, asked, given, warn)
-        asked = replace(asked, samples=1)
         for rows in split_into_batches(range(len(prompts)), batch_size):
             batch = [prompts[i] for i in rows], [tokens[i] for i in rows]
             yield from completions(self.model, *batch, asked)

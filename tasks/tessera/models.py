@@ -153,7 +153,7 @@ class Model:
         results: dict[int, Result] = {}
         for part in split_into_batches(order, batch_size):
             tensors = [torch.tensor(rows[index]) for index in part]
-            pad_id = self.metadata.get("pad_id", 0)
+            pad_id = self.metadata.get("source_padding", self.metadata.get("pad_id", 0))
             tokens = pad_sequence(tensors, batch_first=True, padding_value=pad_id)  # (B, N)
             lengths = torch.tensor([len(tensor) for tensor in tensors])  # (B,)
             mask = torch.arange(tokens.shape[1]) < lengths[:, None]  # (N,), (B, 1) -> (B, N)
@@ -214,6 +214,7 @@ def texts_of(inputs: Any, run: Callable[[list[str]], Sequence[Result]]) -> Resul
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 raise TypeError(f"texts[{number}] is of type {type(text).__name__}, not a string")
+            check_utf8(text, f"texts[{number}]")
         return run(texts) if texts else []
 
     return one_or_many(inputs, isinstance(inputs, str), run_checked)
@@ -226,6 +227,16 @@ def check_single(is_one: bool, given: Any, noun: str) -> None:
             f"this method takes one {noun} at a time, but this is of type {type(given).__name__}: "
             "call it for each"
         )
+    if isinstance(given, str):
+        check_utf8(given, f"the {noun}")
+
+
+def check_utf8(text: str, what: str) -> None:
+    """Raises `UsageError` if a text has lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{what} is not UTF-8: {ascii(text)[:80]}.") from error
 
 
 def stack_rows(vectors: Tensor | list[Tensor]) -> Tensor:

@@ -1,7 +1,6 @@
 """Translation in Python."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -161,8 +160,8 @@ class Translator(Model):
     def _translations(self, lines: list[str], options: Mapping[str, Any]) -> list[Translation]:
         """The best translation of each line; options as in `translate`."""
         asked = generation_options(TranslateOptions, options, "batch_size", ckpt_path=self.source)
-        asked = with_folder_defaults(self.model, asked, options, warn)
-        found = translations(self.model, lines, replace(asked, nbest=1), warn, progress=False)
+        asked = with_folder_defaults(self.model, asked, [*options, "nbest"], warn)
+        found = translations(self.model, lines, asked, warn, progress=False)
         return [best[0] for best in found]
 
     def _sources(self, texts: list[str]) -> list[list[int]]:

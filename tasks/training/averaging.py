@@ -147,7 +147,7 @@ def refuse_lost_average(saved: Iterable[str], callbacks: Iterable[Callback]) -> 
 
 
 class EMA(Averaging):
-    """The EMA of the weights (Polyak & Juditsky 1992).
+    """The EMA of the weights, an exponential form of the mean of Polyak & Juditsky (1992).
 
     After optimizer step t, `average = d * average + (1 - d) * weights` with `d = min(decay, (1 + t)
     / (10 + t))`, so that short runs are not dominated by the first weights.

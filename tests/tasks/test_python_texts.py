@@ -10,8 +10,11 @@ import tessera
 import torch
 from tessera.options import GenerationOptions, SamplingOptions, TranslationOptions
 
+from datamodules.corpus import CorpusData
 from modules.generation.sampling import GenerationConfig
 from tasks.checkpoints.generation_config import FolderGeneration, GenerationSettings
+from tasks.cli.app import app as find_app
+from tasks.cli.app import load
 from tasks.errors import UsageError
 from tasks.igpt.sampling import PixelSampling
 from tests.helpers.tiny_models import close
@@ -90,6 +93,37 @@ def test_vectors_do_not_depend_on_the_batch(runs: Path) -> None:
             model.embed(texts, batch_size=0)
 
 
+def test_sources_are_padded_as_in_training(runs: Path) -> None:
+    """The padding of targets may be no token of sources."""
+    model = tessera.load(runs / "seq2seq", kind=tessera.Translator)
+    model.metadata = {**model.metadata, "pad_id": model.net.vocabulary + 5}
+    together = model.embed(["two", "three four five six"])
+    close([*together], [model.embed("two"), model.embed("three four five six")])
+
+
+def test_texts_that_are_not_unicode_are_numbered_as_given(runs: Path) -> None:
+    bad = "two \udcff"
+    for task, method in (("seq2seq", "translate"), ("lm", "generate"), ("bert", "embed")):
+        model = tessera.load(runs / task)
+        with pytest.raises(UsageError, match=r"texts\[2\] is not UTF-8: 'two \\udcff'"):
+            getattr(model, method)(["", "two", bad])
+        with pytest.raises(UsageError, match="the text is not UTF-8"):
+            model.attention(bad)
+
+
+def test_paths_of_pathlib_and_run_folders(runs: Path) -> None:
+    for task in ("bert", "mlm", "lm", "seq2seq"):
+        kind = load(find_app(task).task)
+        trained = kind.load_from_checkpoint(runs / task)
+        again = kind(net=trained.net_config, pretrained=runs / task).build(trained.metadata)
+        weights = trained.net.state_dict()
+        for name, value in again.state_dict().items():
+            assert torch.equal(value, weights[name]), name
+    data = CorpusData(path=runs / "texts", max_length=32)  # type: ignore[arg-type]
+    data.setup("fit")
+    assert len(data.train_dataloader()) > 0
+
+
 def test_types_of_options_are_those_of_the_configs() -> None:
     more = {"batch_size": int}
     for options, config in (
@@ -144,7 +178,18 @@ def test_a_translation_is_explained_as_it_is_made(translator: Path) -> None:
     generation = FolderGeneration(Path("generation_config.json"), settings, (), 0)
     model.model = model.model._replace(generation=generation)
     assert model.translate(text) != alone
+    with pytest.raises(UsageError, match="set beams to 1"):
+        model.translate(text, beams=2, temperature=1.0)
     queries = [token for token in model.attention(text).queries if not token.startswith("[")]
     assert queries == model.translate(text).split()
     with pytest.raises(UsageError, match="empty"):
         model.attention(" ")
+
+
+def test_number_of_texts_of_a_folder_is_ignored(runs: Path) -> None:
+    """A method returns one text for each."""
+    translator = tessera.load(runs / "seq2seq", kind=tessera.Translator)
+    settings = GenerationSettings(num_beams=4, num_return_sequences=3)
+    generation = FolderGeneration(Path("generation_config.json"), settings, (), 0)
+    translator.model = translator.model._replace(generation=generation)
+    assert isinstance(translator.translate("two", beams=1), str)

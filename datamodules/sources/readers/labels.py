@@ -168,7 +168,8 @@ class ClassColumn(LabelColumn):
     def read(self, split: str) -> Tensor:
         """(S,) int64.
 
-        Raises `DataError` if the split is empty, or a row has no label or one outside the classes.
+        Raises `DataError` if the split is empty, or a row has no label or one outside the classes;
+        `UsageError` if each training row has another class, so that none can be held out.
         """
         table = self.source.table(split)
         indices = self.class_indices(split)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tessera
 import torch
 import transformers
 
@@ -148,6 +149,16 @@ def test_settings_equal_options(
     if not {"stop_strings", "top_k", "top_p", "do_sample"} & settings.keys():
         typed = "--temperature 1.0 --repetition_penalty 1 --max_new_tokens 100"  # which wins
         assert ours(console, f"--seed 3 {typed}") == usual
+
+
+def test_settings_and_a_temperature_of_zero(gpt2: Path, console: Console) -> None:
+    """Samplers' settings then have no meaning; typed ones are refused."""
+    greedy = ours(console, "--temperature 0")
+    add_settings({"do_sample": True, "top_k": 5, "num_return_sequences": 3})
+    assert ours(console, "--temperature 0 --samples 1") == greedy
+    model = tessera.load(gpt2, kind=tessera.LanguageModel)
+    assert model.generate(PROMPT, temperature=0.0) == greedy["text"]
+    console.refused(f"{GENERATE} --temperature 0 --top_p 0.5", "give a temperature", task="lm")
 
 
 @pytest.mark.parametrize("settings, options, named", [

@@ -7,7 +7,7 @@ import math
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,6 @@ import pytest
 import tessera
 import torch
 
-from datamodules.embedded.reference import documents
-from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation import quantized
 from modules.generation.beam_search import beam_search
 from modules.generation.generate import generate
@@ -27,7 +25,7 @@ from modules.kernels.cross_entropy import IGNORE_INDEX
 from tasks.lm import streaming
 from tasks.lm.architectures import LanguageModel, load_model
 from tasks.lm.score import total_losses, windows
-from tasks.lm.streaming import TextStream, prompt_tokens
+from tasks.lm.streaming import prompt_tokens
 from tests.helpers.command import ROOT, Console, Patch, run
 from tests.helpers.tiny import write_corpus
 
@@ -327,60 +325,3 @@ def test_score_needs_one_text(lm_letters: Path, console: Console) -> None:
     ):
         console.refused(f"{line} {more}", *names, task=TASK)
     console.refused(f"{line} --text schön", "'ö' (U+00F6)", "--text", task=TASK)
-
-
-# Streams ------------------------------------------------------------------------------------------
-
-TEXT = "naïve 🙂🙃 zwölf \ufffd ok"
-
-
-@pytest.fixture(scope="module")
-def byte_tokenizer() -> Tokenizer:
-    return Tokenizer.train(documents()["val"][:4], TokenizerConfig("bpe", 263, lowercase=False))
-
-
-def chunks(stream: TextStream, ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text, and the end."""
-    found: list[str] = []
-    for token in ids:
-        size = len(stream.text)
-        stream.add(token)
-        found.append(stream.text[size:])
-    size = len(stream.text)
-    stream.finish()
-    return [*found, stream.text[size:]]
-
-
-def test_text_grows_by_whole_characters(byte_tokenizer: Tokenizer) -> None:
-    (ids,) = byte_tokenizer.encode_batch([TEXT])
-    assert len(ids) > len(TEXT) + 6  # bytes
-    found = chunks(TextStream(byte_tokenizer, []), ids)
-    assert "".join(found) == TEXT
-    assert [chunk for chunk in found if "\ufffd" in chunk] == ["\ufffd "]  # that of the text
-    assert [chunk for chunk in found if chunk][:7] == ["n", "a", "ï", "v", "e", " ", "🙂"]
-    assert chunks(TextStream(byte_tokenizer, []), ids[:8])[-1] == "\ufffd"  # an incomplete end
-
-
-@pytest.mark.parametrize(
-    "stop", [["zw"], ["🙂🙃 zw", "xyz"], ["q", "zwölf ", "zwö"], ["zwölf nothing", "zw"]]
-)
-def test_a_stop_string_is_never_part_of_the_text(
-    byte_tokenizer: Tokenizer, stop: list[str]
-) -> None:
-    (ids,) = byte_tokenizer.encode_batch([TEXT])
-    stream = TextStream(byte_tokenizer, [], stop)
-    found = chunks(stream, ids)
-    end = min(TEXT.index(some) for some in stop if some in TEXT)
-    assert "".join(found) == stream.text == TEXT[:end] and stream.ended == "stop"
-    held_back = chunks(TextStream(byte_tokenizer, [], ["ok then"]), ids)
-    assert held_back[-1].endswith("ok")
-
-
-@pytest.mark.parametrize("kind", ("bpe", "wordpiece", "word", "character"))
-def test_text_continues_its_prompt(kind: Any) -> None:
-    texts = ["the value of an object is its value, and so on"]
-    tokenizer = Tokenizer.train(texts, TokenizerConfig(kind, 400, min_frequency=1))
-    prompt, rest = tokenizer.encode_batch(["the value", " of an object"])
-    stream = TextStream(tokenizer, prompt)
-    chunks(stream, rest)
-    assert tokenizer.decode(prompt) + stream.text == tokenizer.decode(prompt + rest)

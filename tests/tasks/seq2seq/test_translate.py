@@ -74,6 +74,10 @@ def test_a_column_of_a_table(command: str, console: Console) -> None:
     ):
         assert translations(f"{command} --input {options}", console) == expected, options
     console.refused(f"{command} --input other.csv", "--source_column", "text", task=TASK)
+    console.refused(f"{command} --input nosuch.csv", "No such file", task=TASK)
+    Path("plain.txt").write_text("two")
+    for options in ("--text two --header false", "--input plain.txt --source_column en"):
+        console.refused(f"{command} {options}", "only for tables", task=TASK)
     Path("bad.csv").write_bytes(b"en\ntwo\n\xff\n")
     console.refused(f"{command} --input bad.csv", "line 3 of bad.csv", task=TASK, code=None)
 
@@ -169,10 +173,12 @@ def test_an_ensemble(
 def test_what_does_not_fit_into_an_ensemble(command: str, console: Console) -> None:
     write_pairs(Path("pairs"))
     line = f"fit {SMALL_S2S} {PAIRS} --trainer.limit_train_batches 2 --trainer.limit_val_batches 1"
+    wide = "--model.net.source_vocabulary 300 --model.net.target_vocabulary 300"
     for name, options, words in (
         ("small", "--data.tokenizer.vocabulary 12", "source tokens, target tokens"),
         ("prompted", "--data.tokenizer.prompt 'two: '", "prompt"),
         ("begun", "--data.tokenizer.begin true", "tokens that begin a text"),
+        ("wide", wide, "size of the target vocabulary"),
         ("back", "--data.languages up-en", "direction"),
     ):
         assert run(f"{line} --trainer.limit_test_batches 0 {options} --run_dir {name}", TASK) == 0
@@ -232,6 +238,7 @@ def test_pictures(translator: Path, console: Console) -> None:
     assert out.startswith("SIX FIVE\n") and "<svg" in Path("b.svg").read_text()
     out, _ = console.printed(f'{line} c.png --target "{"SIX " * 30}"', TASK)
     assert "--target: truncated to 24 tokens" in out
+    console.refused(f"{line} d.png --beams 20000", "--beams", "10000", task=TASK)
     line = f'attend --ckpt_path {translator} --text "{"six " * 30}" --target SIX --output d.png'
     out, _ = console.printed(line, TASK)
     assert "--text: truncated to 24 tokens" in out
