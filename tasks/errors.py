@@ -90,7 +90,7 @@ def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> 
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
         message = "interrupted"  # Lightning raises SystemExit(1)
         code = 128 + signal.SIGINT
-    elif isinstance(error, UsageError) or _is_misconfiguration(error):
+    elif is_usage_error(error):
         code = 2
         if not is_local_rank_zero():  # rank 0 has the same options and prints the error
             return code
@@ -117,6 +117,11 @@ def _exit_code(error: BaseException, arguments: Sequence[str], command: str) -> 
         message = f"{type(error).__name__}: {error} (add --debug for the traceback)"
     _print_error(message)
     return code
+
+
+def is_usage_error(error: BaseException) -> bool:
+    """Whether this is a `UsageError`, or Lightning's error about options."""
+    return isinstance(error, UsageError) or _is_misconfiguration(error)
 
 
 def _is_misconfiguration(error: BaseException) -> bool:

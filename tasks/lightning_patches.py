@@ -113,7 +113,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Tell the callbacks that an optimizer step is complete; then validate, if it is time."""
-        self.validation_due = self._should_check_val_fx(data_fetcher)
+        self.validation_due = self._is_validation_due(data_fetcher)
         if not self._should_accumulate():
             self.states = random_states(self.trainer.strategy.root_device)
             call_hook(self.trainer, "after_step")
@@ -121,13 +121,23 @@ class EpochLoop(_TrainingEpochLoop):
         self.validation_due = False
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        """Also after the last step: else its weights could not become the best."""
+        """As decided before: a second look at the clock could differ."""
+        return self.validation_due
+
+    def _is_validation_due(self, data_fetcher: Any) -> bool:
+        """Also after the last step: else its weights could not become the best.
+
+        With `val_check_interval` as a time, the clock of the first process decides for all.
+        """
         is_last = 0 <= self.max_steps <= self.global_step and not self._should_accumulate()
         in_last_epoch = self.trainer.current_epoch + 1 == self.trainer.max_epochs
         is_last |= in_last_epoch and self.batch_progress.is_last_batch
         is_last |= self.trainer.should_stop and self.trainer.fit_loop._can_stop_early
         is_due = is_last and self.trainer.enable_validation
-        return is_due or super()._should_check_val_fx(data_fetcher)
+        is_due = is_due or super()._should_check_val_fx(data_fetcher)
+        if self.trainer._val_check_time_interval is None:
+            return is_due
+        return self.trainer.strategy.broadcast(is_due)
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         """The loggers' next step, whether a validation is due, and random states of all ranks."""
@@ -299,7 +309,11 @@ class RunCheckpoint(ModelCheckpoint):
 
     def after_step(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:
         """Save if it is time, now that the optimizer step is complete and logged."""
+        was_deferred, self._defer_save_until_validation = self._defer_save_until_validation, False
         super().on_train_batch_end(trainer, pl_module, None, None, 0)
+        if self._defer_save_until_validation and self.save_last:
+            self.save_now(trainer)  # `last` needs no metric
+        self._defer_save_until_validation |= was_deferred
         if trainer.fit_loop.epoch_loop.validation_due:  # type: ignore[attr-defined]
             self._last_global_step_saved = -1  # what comes after the validation is not saved yet
 

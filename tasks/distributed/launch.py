@@ -34,7 +34,7 @@ from tasks.distributed.environment import (
     fresh_store,
     share_cores,
 )
-from tasks.errors import RunError, UsageError, is_local_rank_zero
+from tasks.errors import RunError, UsageError, is_local_rank_zero, is_usage_error
 from tasks.tracking.run_folder import choose_run_folder
 from tasks.training.averaging import refuse_lost_average
 from tasks.training.trainer_options import ending_option
@@ -233,8 +233,8 @@ def _raise_once(error: Exception, trainer: pl.Trainer) -> None:
         who = _ended_process(getattr(trainer.strategy.launcher, "procs", []))
         raise RunError(f"{who}, so this one ends, too ({reason})") from error
     if not _is_first_to_report(str(error)):
-        raise SystemExit(2 if isinstance(error, UsageError) else 1) from error
-    if isinstance(error, UsageError) and not is_local_rank_zero():
+        raise SystemExit(2 if is_usage_error(error) else 1) from error
+    if is_usage_error(error) and not is_local_rank_zero():
         raise RunError(str(error)) from error  # a UsageError is printed on local rank 0 only
 
 

@@ -24,6 +24,7 @@ from tasks.tracking.metrics_csv import MetricsCSV, read_rows
 from tasks.tracking.report import DIGITS, draw_curves, evaluated_samples, format_count
 from tasks.tracking.run_folder import create_run_folder, git_commit, lock, versions
 from tasks.training.trainer_options import (
+    check_evaluation_limits,
     check_monitors,
     check_validation_interval,
     epoch_batches,
@@ -163,7 +164,6 @@ class RunRecord(Callback):
         self.folder = folder
         self.names_length = names_length
         self.command = command
-        self.device = ""
         self.options = options
         self.changes = changes
         self.samples = 0  # of training, before the clock was started
@@ -208,6 +208,7 @@ class RunRecord(Callback):
         assert isinstance(pl_module, Task)
         batches = epoch_batches(trainer, pl_module.datamodule.train_batches())
         check_validation_interval(trainer, batches)
+        check_evaluation_limits(trainer, pl_module.datamodule)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write `config.yaml`, now that the data are known and the checkpoint is restored."""
@@ -221,7 +222,6 @@ class RunRecord(Callback):
             return
         create_run_folder(self.folder, pl_module.name)
         self.lock = lock(self.folder)
-        self.device = device_name(pl_module.device)  # the task is on the CPU at the end
         print(*opening_lines(trainer, pl_module, self.folder), sep="\n", flush=True)
         if not self.names_length and pl_module.total_steps() < FEW_STEPS:
             rank_zero_warn(
@@ -336,7 +336,7 @@ class RunRecord(Callback):
         }
         if trainer.state.fn == TrainerFn.TESTING:
             summary["test_samples"], _ = evaluated_samples(trainer, task.datamodule, "test")
-        summary["device"] = self.device
+        summary["device"] = device_name(trainer.strategy.root_device)
         summary["versions"] = versions()
         summary["processor"] = {"name": NAME, "threads": torch.get_num_threads(), **kernels()}
         write_text(self.folder / "summary.json", json.dumps(round_floats(summary), indent=2) + "\n")

@@ -31,8 +31,10 @@ class R2(R2Score):
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         kind = torch.float32 if preds.device.type == "mps" else torch.float64
-        scaled = [(numbers.to(kind) - self.mean) / self.std for numbers in (preds, target)]
-        super().update(*scaled)
+        # (B, 1) -> (B,): else the states change their shapes, and ranks with and without samples
+        # would wait for each other.
+        numbers = (preds.flatten().to(kind), target.flatten().to(kind))
+        super().update(*((values - self.mean) / self.std for values in numbers))
 
     def compute(self) -> Tensor:
         return super().compute() if self.total > 1 else torch.tensor(torch.nan)

@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.callbacks import ModelCheckpoint, Timer
 
+from datamodules.base import ResumableDataModule
 from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
@@ -68,6 +69,11 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
             raise UsageError(f"--trainer.{name} is 0: give --trainer.limit_val_batches 0 instead")
         if not minimum <= value <= MAXIMUM:
             raise UsageError(f"--trainer.{name} {value}: give a number from {minimum} to {MAXIMUM}")
+    for name in ("limit_train_batches", "limit_val_batches"):
+        if options["overfit_batches"] and options[name] is not None:
+            raise UsageError(
+                f"--trainer.overfit_batches sets --trainer.{name}, too: leave one of them out"
+            )
     for name, (accepted, reason) in (FIXED["all"] | FIXED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
@@ -116,21 +122,37 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
 
 def epoch_batches(trainer: Trainer, batches: int) -> int:
-    """Batches of an epoch that are trained with, of those that there are.
+    """Batches of an epoch that are trained with; arguments and errors as in `limited_batches`."""
+    return limited_batches(trainer, "train", batches, "an epoch")
+
+
+def limited_batches(trainer: Trainer, split: str, batches: int, whole: str) -> int:
+    """Batches of a split that are used, of those that there are in the `whole`.
 
     Raises `UsageError` if a fraction of them is less than one.
     """
-    limit = trainer.limit_train_batches
+    name = f"limit_{split}_batches"
+    limit = getattr(trainer, name)
     if isinstance(limit, int):
         return min(batches, limit)
     if 0 < limit * batches < 1:
-        overfits = getattr(trainer, "overfit_batches", 0) > 0
-        name = "overfit_batches" if overfits else "limit_train_batches"
+        if split != "test" and getattr(trainer, "overfit_batches", 0) > 0:
+            name = "overfit_batches"
         raise UsageError(
-            f"--trainer.{name} {limit} is less than one of the {batches} batches of an epoch: "
-            "raise it"
+            f"--trainer.{name} {limit} is less than one of the {batches} batches of {whole}: "
+            "raise it, or give a whole number"
         )
     return int(batches * limit)
+
+
+def check_evaluation_limits(trainer: Trainer, data: ResumableDataModule) -> None:
+    """Refuse fractions of validation and test that are less than a batch, before the training."""
+    splits = ["val"] if data.test_size() is None else ["val", "test"]
+    for split in splits:
+        limit = getattr(trainer, f"limit_{split}_batches")
+        if 0 < limit < 1:
+            batches = len(data.eval_loader(data.dataset(split)))
+            limited_batches(trainer, split, batches, f"the split {split}")
 
 
 def check_validation_interval(trainer: Trainer, batches: int) -> None:

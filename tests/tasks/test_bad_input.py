@@ -302,10 +302,10 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
 }
 NUMBERS = {  # of the Trainer, with values that make no sense
     "val_check_interval": ("0", "-1", "nan"),
-    "overfit_batches": ("-1", "nan", "0.001"),
+    "overfit_batches": ("-1", "nan", "0.001", "0.05", "2 --trainer.limit_val_batches 1"),
     "limit_train_batches": ("0.0", "1.5", "-3", "0.001"),
     "limit_val_batches": ("-1", "nan"),
-    "limit_test_batches": (HUGE,),
+    "limit_test_batches": (HUGE, "0.001"),
     "log_every_n_steps": ("-1",),
     "max_time": ("abc", "00:00:00:00", "'{days: 1e300}'"),
     "accumulate_grad_batches": ("0", HUGE),

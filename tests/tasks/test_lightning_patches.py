@@ -6,6 +6,8 @@ Each patch does what it is for: a test fails without it, here if no other test o
 import signal
 import subprocess
 import time
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -264,6 +266,41 @@ def test_the_end_has_what_a_validation_in_an_epoch_found(tmp_path: Path) -> None
     fit(Line(), tmp_path, exact=True, callbacks=[best, last], **options)
     states = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"].values()
     assert [state["current_score"] for state in states] == [best.current_score, None]
+
+
+def test_last_needs_no_metric(tmp_path: Path) -> None:
+    """`RunCheckpoint.after_step`: the monitored metric is not known before a validation."""
+    found: list[bool] = []
+    look = LambdaCallback(
+        on_train_batch_start=lambda *_: found.append((tmp_path / "last.ckpt").exists())
+    )
+    saver = RunCheckpoint(tmp_path, "{step}", "val_loss", save_last=True, every_n_train_steps=2)
+    options = {"exact": True, "enable_checkpointing": True, "num_sanity_val_steps": 0}
+    fit(Line(), tmp_path, callbacks=[look, saver], **options)
+    assert found == [False, False, True, True]
+
+
+def test_the_clock_is_asked_once_for_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an interval of validations in time; what is saved says whether one is due."""
+    clock = count(step=0.3)
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+    due: list[int] = []
+    validated: list[int] = []
+
+    class Watch(pl.Callback):
+        def after_step(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.fit_loop.epoch_loop.validation_due:
+                due.append(trainer.global_step)
+
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            validated.append(trainer.global_step)
+
+    interval = timedelta(seconds=1)
+    options: dict[str, Any] = {"max_epochs": 9, "num_sanity_val_steps": 0}
+    fit(Line(), tmp_path, exact=True, callbacks=[Watch()], val_check_interval=interval, **options)
+    assert due == validated and 1 < len(due) < 30
 
 
 def test_an_epoch_is_logged_when_it_is_saved(tmp_path: Path) -> None:

@@ -250,6 +250,7 @@ def test_stopped_early_is_stopped(console: Console) -> None:
 def test_nothing_is_left_to_train(run_copy: Path, console: Console) -> None:
     out, _ = console.printed(f"fit --resume {run_copy}")
     assert "step 8, with --trainer.max_epochs 2\n" in out
+    assert summary(run_copy)["device"] == "cpu"
 
 
 @pytest.mark.slow

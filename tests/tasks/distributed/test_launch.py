@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from tasks.cli.app import program
 from tasks.distributed import launch
@@ -204,12 +205,18 @@ def test_what_all_have_to_say_is_said_once(monkeypatch: Patch) -> None:
     monkeypatch.setenv("MASTER_PORT", str(store.port))
     trainer: Any = SimpleNamespace(world_size=2)
 
-    def kind_of(message: str) -> type:
+    def raised(error: Exception) -> BaseException:
         with pytest.raises(BaseException) as found, launch.fail_together(trainer):
-            raise ValueError(message)
-        return found.type
+            raise error
+        return found.value
 
-    assert [kind_of(message) for message in "aab"] == [ValueError, SystemExit, ValueError]
+    kinds = [type(raised(ValueError(message))) for message in "aab"]
+    assert kinds == [ValueError, SystemExit, ValueError]
+    monkeypatch.setenv("LOCAL_RANK", "1")  # of which the command line prints no error of usage
+    for kind in (UsageError, MisconfigurationException):
+        assert isinstance(raised(kind(kind.__name__)), RunError)
+        second: Any = raised(kind(kind.__name__))
+        assert isinstance(second, SystemExit) and second.code == 2
 
 
 @pytest.mark.slow

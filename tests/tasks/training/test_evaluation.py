@@ -208,6 +208,29 @@ def test_metrics_are_those_of_one_process(task: str, evaluate: Evaluate) -> None
     assert evaluate(f"{limited} 1", task, 2) == evaluate(f"{limited} 2", task, 1)
 
 
+@pytest.mark.slow
+def test_numbers_of_two_processes(evaluate: Evaluate, tmp_path: Path) -> None:
+    """One of them has no batch in an evaluation."""
+    rows = [f"{'good ' * (number % 5)}film,{number % 5}.5" for number in range(60)]
+    (tmp_path / "numbers.csv").write_text("\n".join(["text,label", *rows]))
+    line = f"{FIT} {NET} --data.path numbers.csv --model.problem_type regression"
+    found = evaluate(f"{line} --data.batch_size 4 --run_dir r", "bert", 2)
+    alone = evaluate("test --ckpt_path r", "bert", 1)
+    assert alone == {name: value for name, value in found.items() if name.startswith("test/")}
+    assert "test/r2" in alone
+
+
+@pytest.mark.slow
+def test_the_first_of_two_processes_tells_when_to_validate(
+    evaluate: Evaluate, tmp_path: Path
+) -> None:
+    often = "--trainer.max_epochs -1 --trainer.max_steps 200 --trainer.val_check_interval 0:0:0:1"
+    few = "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
+    line = f"fit {TINY['vit']} {often} {few} --run_dir r"
+    evaluate(line, "vit", 2)
+    assert sum("val/loss" in row for row in metrics(tmp_path / "r")) > 1
+
+
 # Metrics ------------------------------------------------------------------------------------------
 
 
