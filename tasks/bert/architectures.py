@@ -93,6 +93,11 @@ def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, di
     net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
     with usage_errors(what):
         missing = load_weights(net, folder.weights(), HEADS)
+    if missing and any("classifier" in name for name in folder.state()):
+        raise UsageError(
+            f"{what}: config.json has {config.num_classes} classes, but the classifier of its "
+            "weights has another number: correct id2label"
+        )
     if missing:
         raise UsageError(
             f"{what}: the file holds the encoder only ({missing[0]} is missing): load a model that "

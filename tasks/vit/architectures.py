@@ -15,7 +15,7 @@ from modules.pretrained.weights import CLASSIFIERS, load_weights
 from tasks.checkpoints.weights import PRETRAINED, load_pretrained_weights, match_classes
 from tasks.errors import UsageError
 from tasks.options import Options
-from tasks.vit.pretrained import find_model
+from tasks.vit.pretrained import check_normalisation, find_model
 from tasks.vit.pretrained_base import Pretrained
 
 
@@ -41,12 +41,21 @@ def check_described(source: str, given: Collection[str]) -> None:
     needed = ["--model.net.pool", *(f"--model.net.stack.{name}" for name in NOT_IN_SHAPES)]
     missing = [name for name in needed if name not in given]
     is_described = source.startswith(("timm/", "hf/")) or source.endswith(".ckpt")
-    if missing and not is_described and not find_model(source).is_described:
+    if not missing or is_described:
+        return
+    model = find_model(source)
+    if model.is_described:
+        return
+    if unknown := getattr(model, "unknown_arguments", []):
         raise UsageError(
-            f"{PRETRAINED} {source}: its shapes do not say which timm model it is: add "
-            f"{', '.join(missing)}, or name the file like the model "
-            "(vit_base_patch16_224.safetensors)"
+            f"{PRETRAINED} {source}: Tessera does not know {', '.join(unknown)}, which model_args "
+            f"of config.json has: if it changes nothing, add {', '.join(missing)}"
         )
+    raise UsageError(
+        f"{PRETRAINED} {source}: its shapes do not say which timm model it is: add "
+        f"{', '.join(missing)}, or name the file like the model "
+        "(vit_base_patch16_224.safetensors)"
+    )
 
 
 def load_pretrained(net: ImageNet, source: str, metadata: Mapping[str, Any]) -> None:
@@ -87,9 +96,7 @@ def require_described(model: Pretrained) -> None:
         )
     channels = model.config().channels
     with model.errors():
-        for name, values in model.normalisation.items():
-            fits = len(values) == channels
-            require(fits, f"{name} has {len(values)} numbers for {channels} channels")
+        check_normalisation(model.normalisation, channels)
 
 
 def with_weights(source: str, option: str) -> tuple[ImageNet, dict[str, Any]]:

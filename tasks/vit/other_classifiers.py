@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from modules.config import require
+from modules.pretrained.weights import BUILD_ERRORS
 from tasks.checkpoints.pretrained import (
     distinct,
     downloading,
@@ -21,6 +22,7 @@ from tasks.checkpoints.reading import best_checkpoint
 from tasks.errors import DataError, UsageError, unknown_name, usage_errors
 from tasks.options import Options
 from tasks.problems import external_targets
+from tasks.vit.pretrained import check_normalisation
 from tasks.vit.pretrained_base import checked_resizing
 from tasks.vit.pretrained_timm import TimmFiles, imagenet_classes, timm_model
 
@@ -101,7 +103,10 @@ class AnyTimmFiles(TimmFiles):
             foreign = sorted(arguments.keys() & signature(timm.create_model).parameters.keys())
             require(not foreign, f"model_args must not have {', '.join(foreign)}.")
             sizes = {"num_classes": self.settings.get("num_classes"), **arguments}
-            net = timm_model(str(self.settings["architecture"]), like=["*"], **sizes)
+            try:
+                net = timm_model(str(self.settings["architecture"]), like=["*"], **sizes)
+            except BUILD_ERRORS as error:
+                raise ValueError(str(error).partition("\n")[0]) from error
         try:
             net.load_state_dict(self.state)
         except RuntimeError as error:
@@ -110,7 +115,8 @@ class AnyTimmFiles(TimmFiles):
                 f"{self.named}: its weights are not those of its config.json: {reason}"
             ) from error
         # Older files have the entries of pretrained_cfg on the outer level.
-        cfg = {**net.pretrained_cfg, **self.settings.get("pretrained_cfg", self.settings)}
+        own = self.settings.get("pretrained_cfg", self.settings)
+        cfg = net.pretrained_cfg | {name: value for name, value in own.items() if value is not None}
         cfg |= self.normalisation
         found = from_timm(self.named, net, cfg, (self.class_names, self.titles))
         return found._replace(targets=self.targets)
@@ -134,9 +140,15 @@ def from_timm(
     known = [list(one) for one in names if one]
     with usage_errors(named):
         resizing = checked_resizing(cfg["interpolation"], cfg["crop_pct"])
-    shape = tuple(cfg["input_size"])
-    mean, std = (list(cfg[name]) for name in ("mean", "std"))
-    return Found(net, known, net.num_classes, shape, mean, std, resizing)
+        size = [*cfg["input_size"]]
+        is_square = len(size) == 3 and size[1] == size[2]
+        require(is_square, f"input_size is {size}, but images here are squares of some channels")
+        mean, std = ([*cfg[name]] for name in ("mean", "std"))
+        check_normalisation({"mean": mean, "std": std}, size[0])
+        for one in known:
+            fits = len(one) == net.num_classes
+            require(fits, f"it names {len(one)} classes, but predicts {net.num_classes}")
+    return Found(net, known, net.num_classes, tuple(size), mean, std, resizing)
 
 
 def find_torchvision(source: str, option: str) -> Found:

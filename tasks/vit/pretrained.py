@@ -1,7 +1,7 @@
 """Pretrained image models: of timm and Hugging Face, and our own."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,11 +114,25 @@ def read_normalisation(settings: Options) -> dict[str, list[float]]:
     }
 
 
+def check_normalisation(normalisation: Mapping[str, Sequence[float]], channels: int) -> None:
+    """Raises `ValueError` if mean or std are not numbers of each channel, or a std is not above 0.
+
+    `normalisation` has both.
+    """
+    for name, values in normalisation.items():
+        fits = len(values) == channels
+        require(fits, f"{name} has {len(values)} numbers for {channels} channels")
+    require(min(normalisation["std"]) > 0, "every std must be above 0")
+
+
 def read_resizing(settings: Options) -> Options:
     """Returns interpolation and crop_pct of a preprocessor_config.json.
 
-    Raises `ValueError` if it names another interpolation, or no sizes for its crop.
+    Raises `ValueError` if it names another interpolation, or no sizes for its crop, or if it crops
+    without resizing.
     """
+    if settings.get("do_center_crop"):
+        check_settings(settings, {"do_resize": True})
     number = check_value(int | None, settings.get("resample"), "resample")
     number = RESAMPLE["bilinear"] if number is None else number
     names = {number: name for name, number in RESAMPLE.items()}

@@ -66,6 +66,8 @@ class TimmFiles(Pretrained):
         files: Of the weights; the first has the name.
     """
 
+    unknown_arguments: Sequence[str] = ()  # of the config.json
+
     def __init__(self, source: str, option: str, files: Sequence[Path]) -> None:
         super().__init__(source, option)
         self.files = files
@@ -122,7 +124,8 @@ class TimmFiles(Pretrained):
         with self.errors():
             model = build_on_meta(lambda: timm_model(name))
             plain = our_conversion(model)
-            if not arguments.keys() <= set(plain.known_arguments):
+            self.unknown_arguments = sorted(arguments.keys() - set(plain.known_arguments))
+            if self.unknown_arguments:
                 return
             StackConfig(depth=check_value(int, arguments.get("depth", 1), "depth"))
             if arguments:

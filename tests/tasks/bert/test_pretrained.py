@@ -15,6 +15,7 @@ from datamodules.embedded.reviews import generate
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.cache import content_key
 from modules.pretrained.bert import FAMILIES
+from tasks.errors import UsageError
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.marks import slow_except
 from tests.helpers.model_folders import encoder_folder
@@ -248,6 +249,15 @@ def test_rows_of_a_classifier_are_ordered_by_the_names_of_classes(
     if rows is None and not settings:
         assert ", ".join(names) in said
     assert_rows("r", dict(theirs.classifier.named_parameters()), rows)
+
+
+def test_a_classifier_of_other_classes_than_its_config_names() -> None:
+    encoder_folder(Path("theirs"), "BertForSequenceClassification", ("neg", "pos"))
+    file = Path("theirs/config.json")
+    settings = json.loads(file.read_text()) | {"id2label": {"0": "a", "1": "b", "2": "c"}}
+    file.write_text(json.dumps(settings))
+    with pytest.raises(UsageError, match="has 3 classes, but the classifier .* another number"):
+        tessera.load("theirs")
 
 
 def test_a_checkpoint_of_a_classifier_takes_the_classes_of_the_data(

@@ -145,6 +145,8 @@ def test_without_a_preprocessor() -> None:
     ("preprocessor_config.json", {"do_normalize": False}, "do_normalize"),
     ("preprocessor_config.json", {"image_mean": "a"}, "image_mean"),
     ("preprocessor_config.json", {"image_std": [0.5]}, "std"),
+    ("preprocessor_config.json", {"image_std": [0, 0.5, 0.5]}, "above 0"),
+    ("preprocessor_config.json", {"do_resize": False, "do_center_crop": True}, "do_resize"),
     ("preprocessor_config.json", {"resample": 1}, "resample"),
     ("preprocessor_config.json", {"crop_pct": 0}, "crop_pct"),
     ("preprocessor_config.json", {"do_center_crop": True, "crop_size": None}, "crop_size"),

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo
 
 from tasks.errors import UsageError
+from tasks.vit.other_classifiers import find_other
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.tiny import Malicious, write_images
 from tests.helpers.tiny_models import close
@@ -113,6 +114,32 @@ def test_folders_that_are_refused(edit: Any, named: str, theirs: Any) -> None:
     change(edit)
     with pytest.raises(UsageError, match=named):
         tessera.load("theirs")
+
+
+def test_unknown_arguments_are_named(theirs: Any, console: Console) -> None:
+    change(lambda settings: settings["model_args"].update(pool_include_prefix=True))
+    console.refused("fit --model.pretrained theirs", "pool_include_prefix", "--model.net.pool")
+
+
+@pytest.mark.parametrize("edit, named", [
+    (lambda settings: settings["model_args"].update(foo=1), "foo"),
+    (lambda settings: settings["model_args"].update(num_classes="x"), "theirs"),
+    (lambda settings: settings["pretrained_cfg"].update(input_size=[3, 32, 16]), "input_size"),
+    (lambda settings: settings["pretrained_cfg"].update(input_size="abc"), "input_size"),
+    (lambda settings: settings["pretrained_cfg"].update(std=[0.5, 0, 0.5]), "above 0"),
+    (lambda settings: settings["pretrained_cfg"].update(mean=[0.5]), "1 numbers for 3"),
+    (lambda settings: settings.update(label_names=["a", "b"]), "names 2 classes, but predicts 4"),
+    (lambda settings: settings["pretrained_cfg"].update(mean=None, crop_pct=None), None),
+])  # fmt: skip
+def test_classifiers_of_other_architectures(edit: Any, named: str | None, theirs: Any) -> None:
+    """As `compare` and `--model.teacher.path` read them."""
+    change(edit)
+    if named is None:
+        found = find_other("theirs", "--model")
+        assert found is not None and found.net.num_classes == 4
+        return
+    with pytest.raises(UsageError, match=named):
+        find_other("theirs", "--model")
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch16_224.dino"])
