@@ -135,7 +135,7 @@ class EpochLoop(_TrainingEpochLoop):
         is_last |= self.trainer.should_stop and self.trainer.fit_loop._can_stop_early
         is_due = is_last and self.trainer.enable_validation
         is_due = is_due or super()._should_check_val_fx(data_fetcher)
-        if self.trainer._val_check_time_interval is None:
+        if getattr(self.trainer, "_val_check_time_interval", None) is None:
             return is_due
         return self.trainer.strategy.broadcast(is_due)
 

@@ -10,13 +10,18 @@ from pytorch_lightning.utilities import rank_zero_warn
 
 from datamodules.sources.readers.formats import uncompressed_suffix
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import MISSING, did_you_mean, is_ignored_folder, path_fault, printable
+from datamodules.utils.files import (
+    DATASETS_FILES,
+    MISSING,
+    did_you_mean,
+    is_ignored_folder,
+    path_fault,
+    printable,
+)
 from datamodules.utils.splits import split_of
 
 PLACEHOLDER = "FILE_OR_FOLDER_OR_HUB_ID"  # --data.path of the recipes for any text
 MAX_NAME = 40  # characters of the name of a column; a longer one is a sample in a first line
-# `datasets` and the hub put these beside the data.
-METADATA = {"dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,8 @@ def local_path(path: str | None, options: Any) -> Path | None:
     if not root or not options.local:
         return None
     folder = Path(root, options.local)
-    return folder if folder.is_dir() else None
+    part = folder / (options.subset or "")  # a repository of the hub may have a folder for each
+    return next((path for path in (part, folder) if path.is_dir()), None)
 
 
 class Source:
@@ -288,11 +294,18 @@ def files_at(path: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not is_ignored_folder(name))
         if len(folder.parts) > 1:  # links are followed where splits and classes may lie
             folders[:] = [name for name in folders if not Path(root, name).is_symlink()]
-        visible = sorted(n for n in names if not n.startswith(".") and n not in METADATA)
+        visible = sorted(n for n in names if not n.startswith(".") and n not in DATASETS_FILES)
         if folder.parts:  # one of each kind and split is enough
             kinds = {(split_of(Path(n)), *n.rsplit(".", 2)[1:]): n for n in reversed(visible)}
             visible = sorted(kinds.values())
         yield from (folder / name for name in visible)
+
+
+def unknown_splits(root: Path, files: list[Path], total: int) -> str:
+    """The warning that some of the files below a folder belong to no split."""
+    names = shortened([str(path) for path in files])
+    count = f"{len(files)} of {total} files"
+    return f"{root}: left out {count}, of which the split is unknown: {names}."
 
 
 def shortened(names: list[str]) -> str:

@@ -33,6 +33,7 @@ from datamodules.sources.readers.tables import ARROW, CSV, TableSource, type_fau
 from datamodules.sources.text_files import text_column, text_column_candidates
 from datamodules.utils.cache import content_key
 from datamodules.utils.files import open_regular
+from datamodules.utils.splits import join_unlabelled
 
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
@@ -147,6 +148,7 @@ READERS: dict[str, Reader] = {  # by suffix, in lower case
     ".md": read_plain,
     ".jsonl": read_rows,
     ".ndjson": read_rows,
+    ".json": read_rows,
     **dict.fromkeys(CSV, read_rows),
     **dict.fromkeys(ARROW, read_parquet_or_arrow),
 }
@@ -188,7 +190,9 @@ class DocumentFiles(DocumentSource):
         parts = []
         for path in self.files[split]:
             status = path.stat()
-            parts.append(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}")
+            # Programs that copy files may keep the time of their last change, but not `st_ctime`.
+            times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+            parts.append(f"{path.absolute()} {status.st_size} {times}")
         return content_key(*parts)
 
     def size(self, split: str) -> int:
@@ -237,7 +241,7 @@ class PlainDocuments(DocumentFiles):
 class JsonDocuments(DocumentFiles):
     """JSON Lines: an object with a text on each line."""
 
-    suffixes = with_compression(".jsonl", ".ndjson")
+    suffixes = with_compression(".jsonl", ".ndjson", ".json")
     example = "*.jsonl"
     unused_options = {"name", "subset", "blank_lines"}
 
@@ -291,11 +295,3 @@ class DocumentHub(TableSource, DocumentFiles):
         for name in self.splits[split]:
             table = self.table(name)
             yield from split_pieces(read_column(self, table.columns, table.where))
-
-
-def join_unlabelled(splits: Mapping[str, list[T]]) -> dict[str, list[T]]:
-    """The splits as language models know them: texts without labels are training text."""
-    found: dict[str, list[T]] = {}
-    for split, items in splits.items():
-        found.setdefault("train" if split == "unlabelled" else split, []).extend(items)
-    return found

@@ -21,7 +21,7 @@ from datamodules.sources.readers.tables import (
 )
 from datamodules.utils.errors import DataError
 from datamodules.utils.files import printable
-from datamodules.utils.splits import stratified_split
+from datamodules.utils.splits import join_unlabelled, stratified_split
 from datamodules.vision.decoding import InterpolationName
 from datamodules.vision.records import (
     IMAGE_ENDINGS,
@@ -133,8 +133,9 @@ class ImageFiles(LabelledSource[Records]):
 
     @cached_property
     def files(self) -> dict[str, list[Path]]:
-        """The files of each split."""
-        return files_by_split(self.require_path("a folder of images"), self.suffixes, self.reject)
+        """The files of each split; those of a split called unlabelled are training images."""
+        root = self.require_path("a folder of images")
+        return join_unlabelled(files_by_split(root, self.suffixes, self.reject))
 
     def has(self, split: str) -> bool:
         return split in self.files

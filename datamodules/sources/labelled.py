@@ -1,5 +1,6 @@
 """Base of the sources of samples with classes, and their options."""
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -243,15 +244,16 @@ class LabelledSource(Source, Generic[S]):
             )
 
     def _warn_similar(self, names: list[str]) -> None:
-        """Warns once of classes whose names differ only in case or in spaces around them."""
+        """Warns once of classes whose names differ only in case, spaces or their Unicode form."""
         groups: dict[str, list[str]] = {}
         for name in names:
-            groups.setdefault(name.strip().casefold(), []).append(name)
+            key = unicodedata.normalize("NFC", name.strip().casefold())
+            groups.setdefault(key, []).append(name)
         similar = [" and ".join(map(repr, group)) for group in groups.values() if len(group) > 1]
         if similar:
             self.warn_once(
                 f"{shortened(similar)} are different classes, though their names differ only in "
-                "case or spaces: correct the labels if they are the same."
+                "case, spaces or Unicode form: correct the labels if they are the same."
             )
 
     def require_classes(self, expected: list[str]) -> None:

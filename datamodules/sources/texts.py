@@ -166,6 +166,10 @@ class TextSource(LabelledSource[TextSamples]):
         Raises `DataError` if there are none; or one is bad, and bad ones are not to be skipped.
         """
         found = self.without(self.decodable(samples), is_empty, "holds no text")
+        if len(samples) == 0:
+            raise DataError(
+                f"the {split} split of {self.origin} has no texts: add some, or remove it."
+            )
         if len(found) == 0:
             raise DataError(
                 f"none of the {len(samples)} texts can be used, such as {samples.name(0)}."

@@ -1,5 +1,6 @@
 """SentencePiece models (Kudo 2018), as Marian has them, converted to a `tokenizer.json`."""
 
+import re
 from pathlib import Path
 
 from datamodules.utils.extras import requires_extra
@@ -37,6 +38,9 @@ def convert_sentencepiece(path: Path) -> str:
     kinds = ModelProto.SentencePiece
     unknown = next((piece.piece for piece in model.pieces if piece.type == kinds.UNKNOWN), "<unk>")
     scores = {piece.piece: piece.score for piece in model.pieces if piece.type == kinds.NORMAL}
+    own = [piece.piece for piece in model.pieces if piece.type == kinds.USER_DEFINED]
+    if own := [piece for piece in own if not is_language(piece)]:
+        raise ValueError(f"its user-defined symbol {own[0]!r} is not supported")
     special = {
         piece.piece for piece in model.pieces if piece.type in (kinds.UNKNOWN, kinds.CONTROL)
     }
@@ -57,14 +61,18 @@ def convert_sentencepiece(path: Path) -> str:
         cleanup.insert(0, charsmap)
     backend.normalizer = normalizers.Sequence(cleanup)
     # A special token that is typed in a text is split after its bracket, so that it stays text.
-    names = "|".join(name.strip("<>") for name in special)
+    names = "|".join(re.escape(name.strip("<>")) for name in special)
     brackets = pre_tokenizers.Split(Regex(rf"<(?=({names})>)"), "isolated")
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(METASPACE), brackets])
     backend.decoder = decoders.Metaspace(METASPACE)
     backend.add_special_tokens(sorted(special & vocab.keys()))
-    languages = [token for token in tokens if token.startswith(">>") and token.endswith("<<")]
-    backend.add_tokens(languages)
+    backend.add_tokens([token for token in tokens if is_language(token)])
     return backend.to_str()
+
+
+def is_language(token: str) -> bool:
+    """Whether a token names a language, as Marian spells it."""
+    return token.startswith(">>") and token.endswith("<<")
 
 
 def _vocabulary_beside(path: Path) -> dict[str, int]:

@@ -59,7 +59,7 @@ class Tokenizer:
         self._backend.encode_special_tokens = True  # as text
         self.truncation = truncation
         self.kind: TokenizerName | None = kind_of(content)
-        self._decoder = (content.get("decoder") or content["model"]).get("type")
+        self._decoder = decoder_type(content)
         self._maps_characters = (  # each by itself, without normalisation
             content.get("normalizer") is None and content.get("pre_tokenizer") == CHARACTER_SPLIT
         )
@@ -317,6 +317,16 @@ class Tokenizer:
         for token, token_id in self.vocab.items():
             starts[token_id] = token_id in special or starts_word(token)
         return starts
+
+
+def decoder_type(content: dict[str, Any]) -> str | None:
+    """The type of a tokenizer's decoder, or of its model if it has none.
+
+    A sequence of decoders that puts spaces for U+2581, as Llama's, is a Metaspace.
+    """
+    decoder = content.get("decoder") or content["model"]
+    replaced = [one.get("pattern") for one in decoder.get("decoders", ())]
+    return "Metaspace" if {"String": "\u2581"} in replaced else decoder.get("type")
 
 
 def _merge(tokens: list[str], first: str, second: str) -> list[str]:

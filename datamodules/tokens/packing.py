@@ -100,7 +100,7 @@ class RandomWindows(Rows):
     def offset(self) -> int:
         """Where the first window of this epoch begins."""
         epoch = self.sampler.epoch if self.sampler else 0
-        return int(np.random.default_rng([self.seed, epoch]).integers(self.length))
+        return int(np.random.default_rng([self.seed % 2**63, epoch]).integers(self.length))
 
 
 class PackedDocuments(Rows):

@@ -22,7 +22,12 @@ class Texts(Protocol):
 
 def cache_folder(kind: str) -> Path:
     """`$TESSERA_CACHE/KIND`, by default in ~/.cache/tessera. Raises `DataError` if it fails."""
-    root = os.environ.get("TESSERA_CACHE") or Path("~/.cache/tessera").expanduser()
+    try:
+        root = os.environ.get("TESSERA_CACHE") or Path("~/.cache/tessera").expanduser()
+    except RuntimeError as error:  # the user has no home
+        raise DataError(
+            f"there is no folder for the cache ({error}): set TESSERA_CACHE."
+        ) from error
     folder = Path(root, kind)
     try:
         folder.mkdir(parents=True, exist_ok=True)

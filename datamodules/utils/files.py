@@ -12,7 +12,9 @@ from glob import escape
 from pathlib import Path
 from typing import Any, BinaryIO
 
-IGNORED_NAMES = ("thumbs.db", "desktop.ini")  # and everything that begins with a dot
+# `datasets` and the hub put these beside the data.
+DATASETS_FILES = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+IGNORED_NAMES = ("thumbs.db", "desktop.ini", *DATASETS_FILES)  # and all that begins with a dot
 MISSING = "does not exist"  # the fault of a path where nothing is
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
@@ -131,6 +133,7 @@ def regular_files(
         paths = [Path(root, name) for name in refused]
         for name in names:
             is_hidden = name.startswith(".") or name.lower() in IGNORED_NAMES
+            is_hidden |= name.startswith("cache-") and name.endswith(".arrow")  # of `datasets.map`
             if not is_hidden and wanted(Path(root, name)):
                 paths.append(Path(root, name))
         for path in paths:

@@ -1,7 +1,9 @@
 """Which samples are for training, validation and test."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,9 @@ SPLITS = {  # and their names in files and folders
 }
 
 
+T = TypeVar("T")
+
+
 def split_of(path: Path) -> str | None:
     """The split of a file, by the first part of its path that begins with a name of one."""
     for part in path.parts:
@@ -23,6 +28,14 @@ def split_of(path: Path) -> str | None:
             if re.match(rf"({'|'.join(names)})([-_.]|$)", part.lower()):
                 return split
     return None
+
+
+def join_unlabelled(splits: Mapping[str, list[T]]) -> dict[str, list[T]]:
+    """The splits without labels: what is called unlabelled is training data."""
+    found: dict[str, list[T]] = {}
+    for split, items in splits.items():
+        found.setdefault("train" if split == "unlabelled" else split, []).extend(items)
+    return found
 
 
 def stratified_split(labels: Tensor, fraction: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -65,7 +65,7 @@ class RandomResizedCrop(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 (B, C, H, W) -> uint8 (B, C, H, W)."""
-        random = torch.rand(4, len(images), device=images.device)
+        random = torch.rand(4, len(images), device=images.device, dtype=torch.float32)
         area = self.min_area + (1 - self.min_area) * random[0]
         side = area.sqrt()
         stretch = (4 / 3) ** (random[1] - 0.5)  # square root of the aspect ratio

@@ -16,6 +16,7 @@ InterpolationName = Literal["bilinear", "bicubic"]
 # Pillow would read more, some by other programs.
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_ASPECT_RATIO = 16  # of an image that is resized; what lies outside is cropped away anyway
+ORIENTATION = 0x0112  # of Exif data
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -37,7 +38,8 @@ def decode(data: bytes, channels: int) -> Tensor:
 
         mode = ImageReadMode.GRAY if channels == 1 else ImageReadMode.RGB
         encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        return decode_jpeg(encoded, mode, apply_exif_orientation=b"Exif\x00" in data)
+        pixels = decode_jpeg(encoded, mode)
+        return upright(pixels, data) if b"Exif\x00" in data else pixels
     from PIL import Image
 
     try:
@@ -46,6 +48,21 @@ def decode(data: bytes, channels: int) -> Tensor:
     except Image.DecompressionBombError as error:
         pixels, limit = (f"{int(number):,}" for number in re.findall(r"\d+", str(error)))
         raise TooManyPixels(f"has {pixels} pixels, more than {limit}: shrink it") from error
+
+
+def upright(pixels: Tensor, data: bytes) -> Tensor:
+    """(C, H, W) -> (C, H, W) or (C, W, H), turned as the Exif data of its file say.
+
+    torchvision finds them in the first segment only.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as file:
+        orientation = file.getexif().get(ORIENTATION, 1)
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.mT
+    mirrored = {-1: (2, 3, 6, 7), -2: (3, 4, 7, 8)}  # of columns, and of rows
+    return pixels.flip([axis for axis, cases in mirrored.items() if orientation in cases])
 
 
 def pixels_of(image: Any, channels: int) -> Tensor:
@@ -125,10 +142,8 @@ class ResizeAndCrop:
         longest = MAX_ASPECT_RATIO * min(image.shape[-2:])
         image = center_crop(image, min(image.shape[-2], longest), min(image.shape[-1], longest))
         h, w = image.shape[-2:]
-        scale = shorter / min(h, w)
         if (h, w) != (shorter, shorter):
-            h = max(shorter, int(h * scale))
-            w = max(shorter, int(w * scale))
+            h, w = h * shorter // min(h, w), w * shorter // min(h, w)
             image = RESIZE[self.interpolation](image, h, w)  # (C, h, w)
         return center_crop(image, size, size)
 

@@ -211,7 +211,9 @@ class Invocation:
 
     def with_implied(self, options: Options) -> Options:
         """Options, on top of those that their preset and their pretrained weights imply."""
-        misplaced = sorted(COMMAND_LINE_ONLY.intersection(options))
+        placed = COMMAND_LINE_ONLY.intersection(options)
+        misplaced = sorted(name for name in placed if options[name] not in (None, False))
+        options = {name: value for name, value in options.items() if name not in placed}
         if misplaced:
             raise UsageError(f"{misplaced[0]} belongs on the command line, not in a config file")
         self.given |= {f"--{name}" for name in flat(options)}

@@ -111,7 +111,8 @@ def opening_line(app: App, command: str, arguments: Sequence[str]) -> str:
     Empty for commands whose output is an answer, and in all processes of a run but the first.
     """
     is_first = all(os.environ.get(name, "0") == "0" for name in RANKS)
-    if command not in ANNOUNCED or not is_first or {*NO_RUN}.intersection(arguments):
+    names = {argument.partition("=")[0] for argument in arguments}
+    if command not in ANNOUNCED or not is_first or names.intersection(NO_RUN):
         return ""
     given = dict(zip(arguments, [*arguments[1:], ""], strict=False))
     given |= dict(argument.split("=", 1) for argument in arguments if "=" in argument)

@@ -80,7 +80,7 @@ def read_images(model: PixelModel, path: str | None) -> Tensor | None:
         return None
     files = [Path(path)]
     if Path(path).is_dir():
-        names = sorted(Path(path).iterdir())
+        names = sorted(file for file in Path(path).iterdir() if not file.name.startswith("."))
         files = [file for file in names if file.suffix.lower() in IMAGE_ENDINGS]
     if not files or not files[0].is_file():
         raise UsageError(f"--input {path} has no image: give a file, or a folder with images in it")

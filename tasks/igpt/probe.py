@@ -77,7 +77,7 @@ def probe(options: ProbeOptions, data: Options) -> None:
     is_named = names_data(data)
     if is_named:
         other = {"path": None, "source": None, "dataset": {"class_names": None}}
-        saved = merge_options(saved, other)
+        saved = merge_options(saved, {**other, "label_fraction": 1.0})
     images = build_from_options(PixelData, saved, data, "--data.")
     images.source.recorded_by = None if is_named else options.ckpt_path
     images.set_metadata({**model.metadata, **(class_metadata(images) if is_named else {})})

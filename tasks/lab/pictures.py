@@ -118,7 +118,7 @@ def draw_bars(axis: Any, series: Series) -> None:
         where = where + (order - (len(series) - 1) / 2) * width
         axis.bar(where, means, width, yerr=deviations, capsize=3, label=label_of(label))
         ends += [*(means - np.nan_to_num(deviations)), *(means + np.nan_to_num(deviations))]
-    if ends and min(ends) > max(ends) / 2:
+    if ends and max(ends) > min(ends) > max(ends) / 2:
         axis.set_ylim(bottom=min(ends) - 0.2 * (max(ends) - min(ends)))
         axis.set_ylabel(" (not from 0)")
 

@@ -158,11 +158,10 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     if steps is not None:
         settings = [replace(setting, budget={"steps": steps}) for setting in settings]
         before = replace(before, budget={"steps": steps}) if before else None
-    metric = mapping(content["metric"], f"{path}: metric")
-    require(isinstance(metric.get("name"), str), f"{path}: metric", "name is missing")
-    is_goal = metric.get("goal") in ("maximize", "minimize")
-    require(is_goal, f"{path}: metric.goal", "give maximize or minimize")
+    metric, goal = checked_metric(content["metric"], f"{path}: metric")
     evaluations = nested(content.get("evaluations", {}), f"{path}: evaluations")
+    taken = "it is the axis of the evaluations: use another name"
+    require(not (evaluations and "evaluation" in axes), f"{path}: axes.evaluation", taken)
     known = [*axes, *(["evaluation"] if evaluations else [])]
     has_law = bool(content.get("scaling_law", False))
     overrides = [f"--steps {steps}"] if steps is not None else []
@@ -176,8 +175,8 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
         settings=settings,
         axes={name: list(values) for name, values in axes.items()},
         seeds=checked_seeds(content["seeds"] if seeds is None else seeds, f"{path}: seeds"),
-        metric=metric["name"],
-        goal=metric["goal"],
+        metric=metric,
+        goal=goal,
         before=before,
         before_task=before_task,
         evaluations=evaluations,
@@ -271,13 +270,28 @@ def make_setting(
     """The setting with these values; their options may name a budget, as `budget.steps`."""
     merged = dict(options)
     own_budget = {}
+    set_by: dict[str, str] = {}
     for axis, value in values.items():
         for name, item in axes[axis][value].items():
+            other = set_by.setdefault(name, axis)
+            require(other == axis, f"{path}: axes", f"{other} and {axis} both set {name}")
             if name.startswith("budget."):
                 own_budget[name.removeprefix("budget.")] = item
             else:
                 merged[name] = item
     return Setting(values, merged, checked_budget(own_budget or budget, f"{path}: budget"))
+
+
+def checked_metric(value: Any, where: str) -> tuple[str, str]:
+    """The name of the metric, and whether to maximize or minimize it."""
+    metric = mapping(value, where)
+    known = ("name", "goal")
+    for key in metric:
+        require(key in known, where, unknown_name(key, known, "key"))
+    require(isinstance(metric.get("name"), str), where, "name is missing")
+    is_goal = metric.get("goal") in ("maximize", "minimize")
+    require(is_goal, f"{where}.goal", "give maximize or minimize")
+    return metric["name"], metric["goal"]
 
 
 def checked_budget(budget: Mapping[str, Any], where: str) -> dict[str, float]:

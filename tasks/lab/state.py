@@ -37,19 +37,23 @@ def command_file(folder: Path, run: Run, evaluation: str = "") -> Path:
 
 def save_command(folder: Path, run: Run, evaluation: str) -> None:
     """Keeps the arguments of what is started."""
-    write_text(command_file(folder, run, evaluation), arguments_line(folder, run, evaluation))
+    write_text(command_file(folder, run, evaluation), arguments_line(run, evaluation))
 
 
-def arguments_line(folder: Path, run: Run, evaluation: str = "") -> str:
-    """Arguments without the laboratory's folder, which may be moved."""
+def arguments_line(run: Run, evaluation: str = "") -> str:
+    """Arguments without the laboratory's folder, which may be moved or named in another way."""
     arguments = run.evaluations[evaluation] if evaluation else run.arguments
-    return shlex.join(arguments).replace(str(folder), ".") + "\n"
+    return shlex.join(arguments).replace(planned_folder(run), ".") + "\n"
+
+
+def planned_folder(run: Run) -> str:
+    """The laboratory's folder when it was planned; a training's arguments end with its own."""
+    return str(Path(*run.arguments[-1:]).parent.parent)
 
 
 def movable(run: Run) -> list[str]:
-    """Arguments of a training, which end with its run folder, without the laboratory's folder."""
-    folder = str(Path(run.arguments[-1]).parents[1])
-    return [word.replace(folder, ".") for word in run.arguments]
+    """Arguments of a training without the laboratory's folder."""
+    return [word.replace(planned_folder(run), ".") for word in run.arguments]
 
 
 def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
@@ -58,7 +62,7 @@ def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
     True for folders of earlier versions, which do not say.
     """
     path = command_file(folder, run, evaluation)
-    planned = arguments_line(folder, run, evaluation)  # quoted where a folder's name needs it
+    planned = arguments_line(run, evaluation)  # quoted where a folder's name needs it
     return not path.exists() or shlex.split(path.read_text()) == shlex.split(planned)
 
 

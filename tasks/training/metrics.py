@@ -18,10 +18,10 @@ class MeanAveragePrecision(MultilabelAveragePrecision):
 
 
 class R2(R2Score):
-    """Coefficient of determination; NaN for a single sample, which has none.
+    """Coefficient of determination, 1 - mean of squared errors / variance; NaN without a variance.
 
     `mean` and `std` of the training numbers scale both numbers, which does not change it: sums of
-    squares of large numbers would be inexact, and torchmetrics takes those of small ones for 0.
+    squares of large numbers would be inexact. torchmetrics takes small sums for 0.
     """
 
     def __init__(self, mean: float, std: float) -> None:
@@ -37,4 +37,7 @@ class R2(R2Score):
         super().update(*((values - self.mean) / self.std for values in numbers))
 
     def compute(self) -> Tensor:
-        return super().compute() if self.total > 1 else torch.tensor(torch.nan)
+        squares = self.sum_squared_error - self.sum_error.square() / self.total
+        if self.total < 2 or squares <= 0:
+            return torch.tensor(torch.nan)
+        return (1 - self.residual / squares).float()

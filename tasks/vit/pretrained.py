@@ -114,7 +114,7 @@ def read_normalisation(settings: Options) -> dict[str, list[float]]:
     }
 
 
-def check_normalisation(normalisation: Mapping[str, Sequence[float]], channels: int) -> None:
+def check_normalisation(normalisation: Mapping[str, Sequence[float]], channels: int | None) -> None:
     """Raises `ValueError` if mean or std are not numbers of each channel, or a std is not above 0.
 
     `normalisation` has both.

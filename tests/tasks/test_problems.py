@@ -151,6 +151,17 @@ def test_r2_of_large_and_small_numbers(mean: float, std: float) -> None:
     assert shown.entry()["prediction"] == pytest.approx(mean, rel=1e-6)
 
 
+def test_r2_of_numbers_that_are_close_for_the_training() -> None:
+    """Sums of small squares are not taken for 0."""
+    metric = Regression({"class_names": ["n"], "target_mean": 0, "target_std": 1e5}).metrics()["r2"]
+    guess, numbers = torch.tensor([[4.0], [3.0], [2.0], [1.0]]), torch.arange(1.0, 5)[:, None]
+    metric.update(guess, numbers)
+    assert float(metric.compute()) == pytest.approx(r2_score(numbers, guess), rel=1e-4)
+    metric.reset()
+    metric.update(guess, torch.ones(4, 1))
+    assert metric.compute().isnan()
+
+
 def test_class_weights_leave_the_best_output_as_it_is() -> None:
     """For any weights, a sample of a certain class is best predicted by its smoothed target."""
     weights = torch.tensor([0.5, 20.0, 1.0])

@@ -11,9 +11,9 @@ import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.sources.base import shortened
+from datamodules.sources.base import shortened, unknown_splits
 from datamodules.sources.labelled import LabelledSource, S
-from datamodules.sources.readers.formats import Reject
+from datamodules.sources.readers.formats import COMPRESSION, Reject
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import (
     is_ignored_folder,
@@ -71,7 +71,7 @@ class ClassFolders(LabelledSource[S]):
 
     @cached_property
     def split_folders(self) -> dict[str, Path]:
-        """The folder of each split that the data have.
+        """The folder of each split that the data have. Raises `UsageError` if there are two.
 
         Other spellings, such as Train or testing, count if each folder is a split with folders of
         classes: else one may be a class, such as Train beside Bus.
@@ -86,6 +86,10 @@ class ClassFolders(LabelledSource[S]):
         found = {}
         for split, names in SPLITS.items():
             named = [folders[name] for name in names if name in folders]
+            if len(named) > 1:
+                raise UsageError(
+                    f"{named[0]} and {named[1]} are both of the {split} split: join them."
+                )
             if named:
                 found[split] = named[0]
         if not found and not self.needs_train:
@@ -251,10 +255,12 @@ def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dic
             )
     others = named.pop(None, [])
     if others:
-        names = shortened([str(path) for path in others])
-        count = f"{len(others)} of {len(paths)} files"
-        rank_zero_warn(f"{root}: left out {count}, of which the split is unknown: {names}.")
+        rank_zero_warn(unknown_splits(root, others, len(paths)))
     found = {str(split): of_kinds(named[split], suffixes, reject) for split in named}
+    for files in found.values():
+        for path in files:
+            if path.suffix.lower() in COMPRESSION and path.with_suffix("") in files:
+                raise UsageError(f"{path} is {path.stem} again, compressed: remove one of them.")
     if not any(found.values()):
         raise UsageError(f"{root} holds no {', '.join(suffixes)} files.")
     return {split: files for split, files in found.items() if files}

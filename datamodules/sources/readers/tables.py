@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from datamodules.sources.base import Source
+from datamodules.sources.base import Source, unknown_splits
 from datamodules.sources.readers.formats import (
     Row,
     read_csv,
@@ -142,10 +142,16 @@ class TableSource(Source):
         files: dict[str, list[Path]] = {}
         if path.is_file():
             return {"train": [path]} if is_wanted(path) else {}
-        for file in regular_files(path, self.reject, is_wanted):
+        others = []
+        paths = regular_files(path, self.reject, is_wanted)
+        for file in paths:
             split = split_of(file.relative_to(path))
-            if split is not None:
+            if split is None:
+                others.append(file)
+            else:
                 files.setdefault(split, []).append(file)
+        if files and others:
+            self.warn_once(unknown_splits(path, others, len(paths)))
         return files
 
     @cached_property
@@ -324,10 +330,17 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
             "parquet files into a folder and name it with --data.path FOLDER"
             f"{local}."
         ) from error
-    tables = {}
+    tables: dict[str, list[pa.Table]] = {}
     for name, part in splits.items():
         split = split_of(Path(str(name)))
         if split is not None:
             metadata = part.features.arrow_schema.metadata
-            tables[split] = part.data.table.replace_schema_metadata(metadata)
-    return tables
+            table = part.data.table.replace_schema_metadata(metadata)
+            tables.setdefault(split, []).append(table)
+    for split, parts in tables.items():
+        if any(part.schema != parts[0].schema for part in parts):
+            raise DataError(
+                f"{options.name}: its parts of the {split} split have different columns: put one "
+                "of them into a file, and name it with --data.path."
+            )
+    return {split: pa.concat_tables(parts) for split, parts in tables.items()}

@@ -128,3 +128,13 @@ def test_models_that_split_in_another_way_are_refused(option: str, tmp_path: Pat
     path = train(tmp_path, "a", ENGLISH, size, **{option: option != "add_dummy_prefix"})
     with pytest.raises(DataError, match=option):
         Tokenizer.from_file(path)
+
+
+def test_symbols_of_ones_own(tmp_path: Path) -> None:
+    """SentencePiece never splits them; control symbols stay text, whatever they are."""
+    path = train(tmp_path, "own", ENGLISH, user_defined_symbols=["at"])
+    with pytest.raises(DataError, match="user-defined symbol 'at'"):
+        Tokenizer.from_file(path)
+    path = train(tmp_path, "control", ENGLISH, control_symbols=["(x"])
+    model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert Tokenizer.from_file(path).encode_batch(ENGLISH) == model.encode(ENGLISH)

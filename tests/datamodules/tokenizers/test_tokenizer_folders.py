@@ -383,3 +383,11 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing.json"):
         with pytest.raises(UsageError, match=str(path)):
             Tokenizer.load_or_train([], TokenizerConfig(file=str(path)))
+
+
+def test_words_of_llama_begin_at_spaces(tmp_path: Path) -> None:
+    """Its decoder is a sequence."""
+    make_folder("llama", tmp_path)
+    tokenizer = Tokenizer.from_file(tmp_path)
+    begins = {token: tokenizer.starts_word[i] for token, i in tokenizer.vocab.items()}
+    assert begins["\u2581t"] and begins["\u2581th"] and not begins["t"]

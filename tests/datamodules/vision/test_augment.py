@@ -47,6 +47,19 @@ def test_each_image_draws_its_own_and_the_seed_fixes_it_under_autocast_too(
     assert len(first.flatten(1).unique(dim=0)) >= min_distinct
 
 
+def test_the_default_type_does_not_matter() -> None:
+    images = photos(4)
+    augment = Augment(AugmentConfig(resized_crop=0.3))
+    torch.manual_seed(0)
+    expected = augment(images)
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(0)
+        assert torch.equal(augment(images), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_the_default_does_nothing() -> None:
     augment = Augment(AugmentConfig())
     images = photos(3)

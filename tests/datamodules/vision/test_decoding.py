@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 from datamodules.vision.decoding import RESIZE, ResizeAndCrop, center_crop, decode
@@ -41,12 +41,39 @@ def test_photos_are_turned_upright(before: int) -> None:
     assert upright.shape == (24, 16) and (upright - expected).abs().max() <= 3
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_with_other_metadata_first_are_turned_as_by_pillow(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    image = random_image(0, (24, 16), "RGB").resize((48, 32), Image.Resampling.BICUBIC)
+    image.save(file, "JPEG", exif=exif, quality=100, subsampling=0)
+    data = file.getvalue()
+    xmp = b"http://ns.adobe.com/xap/1.0/\0<x/>"
+    segment = b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp
+    turned = ImageOps.exif_transpose(Image.open(file))
+    expected = torch.from_numpy(np.array(turned)).permute(2, 0, 1).int()  # (C, H, W)
+    found = decode(data[:2] + segment + data[2:], 3).int()
+    assert found.shape == expected.shape and (found - expected).abs().max() <= 4
+
+
 @pytest.mark.parametrize("shape", [(30, 20), (20, 31), (8, 9), (12, 12)])
 def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
     image = torch.randint(256, (3, *shape), dtype=torch.uint8)
     resized = v2.functional.resize(image, [12], antialias=True)
     expected = v2.functional.center_crop(resized, [12, 12])
     assert (ResizeAndCrop(12)(image).int() - expected.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("shape, size", [((110, 220), 224), ((294, 392), 96), ((196, 294), 256)])
+def test_the_longer_side_is_not_rounded_twice(shape: tuple[int, int], size: int) -> None:
+    image = torch.randint(256, (3, *shape), dtype=torch.uint8)
+    found = ResizeAndCrop(size, "bicubic")(image)
+    theirs = Image.fromarray(image.permute(1, 2, 0).numpy())  # (H, W, C)
+    bicubic = v2.InterpolationMode.BICUBIC
+    theirs = v2.functional.center_crop(v2.functional.resize(theirs, [size], bicubic), [size, size])
+    expected = torch.from_numpy(np.array(theirs)).permute(2, 0, 1)  # (C, H, W)
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])

@@ -79,3 +79,19 @@ def test_names_with_dots_are_those_of_sections() -> None:
 def test_deep_nesting_is_one_sentence(console: Console) -> None:
     Path("deep.yaml").write_text("trainer: " + "[" * 3000 + "]" * 3000)
     console.refused("fit --config deep.yaml", "deep.yaml")
+
+
+def test_what_print_config_prints_is_a_config(console: Console) -> None:
+    printed, _ = console.printed("fit --print_config")
+    Path("printed.yaml").write_text(printed)
+    assert console.printed("fit --config printed.yaml --print_config")[0] == printed
+    shorter, _ = console.printed("fit --print_config=skip_null")
+    assert yaml.safe_load(shorter)["model"]
+    Path("debug.yaml").write_text("compile: true\n")
+    console.refused("fit --config debug.yaml", "compile belongs on the command line")
+
+
+def test_a_config_that_names_no_data_is_added_to_the_default(console: Console) -> None:
+    Path("small.yaml").write_text("data: {batch_size: 16}\n")
+    by_option, _ = console.printed("fit --data.batch_size 16 --print_config")
+    assert console.printed("fit --config small.yaml --print_config")[0] == by_option

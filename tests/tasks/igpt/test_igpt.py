@@ -165,6 +165,7 @@ def test_generate(trained: Path, console: Console) -> None:
     console.printed(f"{line} --input photo.png --samples 2 --output d.png", "igpt")
     assert Image.open("d.png").width > 3 * Image.open("d.png").height
     write_images(Path("images"), classes=("cat",))
+    Path("images/train/cat/._cat.png").write_text("of another system")
     console.printed(f"{line} --input images/train/cat --samples 2 --output e.png", "igpt")
     assert Image.open("e.png").height > 3 * Image.open("d.png").height
     for mistake, named in (

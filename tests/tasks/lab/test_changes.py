@@ -106,6 +106,18 @@ def test_a_time_limit_of_a_config_file_is_refused(capsys: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_report_of_a_laboratory_that_was_moved(capsys: Any) -> None:
+    lab(evaluations={"some": {"trainer.limit_test_batches": 1}})
+    expected = rows()[0]["test/loss some"]
+    for folder in ("out", "moved"):
+        if folder == "moved":
+            Path("out").rename("moved")
+        assert main(["report", folder]) == 0
+        assert "1 of 1 runs are finished" in capsys.readouterr().out
+        assert rows(folder)[0]["test/loss some"] == expected
+
+
+@pytest.mark.slow
 def test_an_evaluation_with_other_options_is_done_again() -> None:
     found = []
     for batches in (1, 2):
