@@ -63,7 +63,7 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
 
     Args:
         net: The network; convolutions start with a standard deviation of 1 / sqrt(inputs),
-            truncated at two of it; norms and learned vectors stay.
+            truncated at twice that; norms and learned vectors stay.
         name: Entry of `INITS`.
         depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
     """

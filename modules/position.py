@@ -158,7 +158,7 @@ class Sinusoidal(Position):
 class SinCos2D(Position):
     """Half of the channels encode the row, half the column, as sines, then cosines (He 2022).
 
-    Frequencies are base^(-2i / (E / 2)).
+    Frequencies are base^(-2i / (E / 2)), for i from 0 to E / 4 - 1.
     """
 
     dims = (2,)
@@ -186,8 +186,8 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        base: Base of the frequencies base^(-2i / R), for the R rotated channels of a head, or each
-            half of them for two axes; None: `default_base`.
+        base: Base of the frequencies base^(-2i / R), for i from 0 to R / 2 - 1, of the R channels
+            of a head that one axis rotates; None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
 

@@ -43,7 +43,7 @@ def use_exact_loops(trainer: Trainer) -> Trainer:
         @blocked()
         def launch() -> None:
             call_scripts()
-            SIGNALS.launched = launcher.procs
+            SIGNALS.launched = launcher.procs  # the same list as that of Lightning's observer
 
         launcher._call_children_scripts = launch  # type: ignore[method-assign]
     return trainer
@@ -311,7 +311,8 @@ class RunCheckpoint(ModelCheckpoint):
         """Save if it is time, now that the optimizer step is complete and logged."""
         was_deferred, self._defer_save_until_validation = self._defer_save_until_validation, False
         super().on_train_batch_end(trainer, pl_module, None, None, 0)
-        if self._defer_save_until_validation and self.save_last:
+        is_due = trainer.fit_loop.epoch_loop.validation_due  # type: ignore[attr-defined]
+        if self._defer_save_until_validation and self.save_last and not is_due:
             self.save_now(trainer)  # `last` needs no metric
         self._defer_save_until_validation |= was_deferred
         if trainer.fit_loop.epoch_loop.validation_due:  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
@@ -38,7 +38,6 @@ from datamodules.utils.splits import join_unlabelled
 TEXT_BLOCK = 2**20  # bytes that are read at once
 TABLE_ROWS = 256  # that are read at once
 BLANK_LINES = re.compile(r"\r?\n[^\S\n]*\n\s*")
-T = TypeVar("T")
 
 Parts = Iterator[tuple[str, bool]]  # text, and whether a document ends with it
 Reader = Callable[[Source, Path], Parts]
@@ -148,7 +147,6 @@ READERS: dict[str, Reader] = {  # by suffix, in lower case
     ".md": read_plain,
     ".jsonl": read_rows,
     ".ndjson": read_rows,
-    ".json": read_rows,
     **dict.fromkeys(CSV, read_rows),
     **dict.fromkeys(ARROW, read_parquet_or_arrow),
 }
@@ -241,7 +239,7 @@ class PlainDocuments(DocumentFiles):
 class JsonDocuments(DocumentFiles):
     """JSON Lines: an object with a text on each line."""
 
-    suffixes = with_compression(".jsonl", ".ndjson", ".json")
+    suffixes = with_compression(".jsonl", ".ndjson")
     example = "*.jsonl"
     unused_options = {"name", "subset", "blank_lines"}
 

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from datamodules.utils.errors import UsageError
 
+T = TypeVar("T")
+
 SPLITS = {  # and their names in files and folders
     "train": ("train",),
     "val": ("validation", "valid", "val", "dev"),
     "test": ("test",),
     "unlabelled": ("unsupervised", "unsup", "unlabelled", "unlabeled"),
 }
-
-
-T = TypeVar("T")
 
 
 def split_of(path: Path) -> str | None:

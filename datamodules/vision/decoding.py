@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -53,12 +54,14 @@ def decode(data: bytes, channels: int) -> Tensor:
 def upright(pixels: Tensor, data: bytes) -> Tensor:
     """(C, H, W) -> (C, H, W) or (C, W, H), turned as the Exif data of its file say.
 
-    torchvision finds them in the first segment only.
+    torchvision looks for them in the first segment only.
     """
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as file:
-        orientation = file.getexif().get(ORIENTATION, 1)
+    with warnings.catch_warnings():  # of large images and damaged metadata
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=("JPEG",)) as file:
+            orientation = file.getexif().get(ORIENTATION, 1)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.mT
     mirrored = {-1: (2, 3, 6, 7), -2: (3, 4, 7, 8)}  # of columns, and of rows

@@ -94,8 +94,9 @@ class GenerationConfig:
 
     def require_sampling(self) -> None:
         """Raises `ValueError` for filters of tokens that are not sampled."""
+        filters = (self.top_k, self.top_p, self.min_p or None)
         require(
-            self.temperature > 0 or (self.top_k, self.top_p, self.min_p) == (None, None, None),
+            self.temperature > 0 or filters == (None, None, None),
             "top_k, top_p and min_p are for sampling; give a temperature, such as 1.",
         )
 

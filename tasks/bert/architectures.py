@@ -93,7 +93,8 @@ def with_weights(folder: ModelFolder) -> tuple[BertClassifier | BertMaskedLM, di
     net = BertClassifier(config) if is_classifier else BertMaskedLM(config)
     with usage_errors(what):
         missing = load_weights(net, folder.weights(), HEADS)
-    if missing and any("classifier" in name for name in folder.state()):
+    has_rows = any("classifier" in name for name in folder.state())
+    if is_classifier and has_rows and any(name.startswith("head.linear") for name in missing):
         raise UsageError(
             f"{what}: config.json has {config.num_classes} classes, but the classifier of its "
             "weights has another number: correct id2label"

@@ -14,7 +14,8 @@ from tasks.errors import UsageError, usage_errors
 FILE = "generation_config.json"
 DEFAULT_TOP_K = 50  # of transformers, with do_sample
 EARLY_STOPPING = {True: "first", False: "likely", "never": "never"}  # theirs -> ours
-SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+FILTERS = ("top_k", "top_p", "min_p")
+SAMPLING = ("temperature", *FILTERS)
 # Options that beam search lacks; if one is given, the folder's beams do not count.
 NOT_IN_BEAM_SEARCH = (*SAMPLING, "repetition_penalty", "seed", "stop")
 # Entries that change what is generated and are not supported, with the value that changes nothing.
@@ -132,8 +133,11 @@ class FolderGeneration:
         samples = bool(self.settings.do_sample)
         if "nbest" in known and "samples" in found:  # the name in `translate`
             found["nbest"] = found.pop("samples")
-        if options.temperature == 0 and not (samples and "temperature" in not_given):
-            found = {name: value for name, value in found.items() if name not in SAMPLING}
+        if not samples and options.temperature == 0:  # the default of `translate`
+            found.pop("temperature", None)
+        is_open = "temperature" in not_given
+        if (found if is_open else {}).get("temperature", options.temperature) == 0:
+            found = {name: value for name, value in found.items() if name not in FILTERS}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")
         ignored += [f"{name} {format_value(found[name])}" for name in found if name not in known]

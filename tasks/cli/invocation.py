@@ -21,9 +21,9 @@ from tasks.cli.app import App, load, program
 from tasks.cli.config_files import in_yaml, read_config
 from tasks.cli.help_screens import take_help
 from tasks.cli.parsing import (
+    arguments_name_data,
     collect_lists,
     join_values,
-    names_data,
     one_line,
     option_names,
     take_option,
@@ -135,7 +135,7 @@ class Invocation:
             self.resume_path = run.path
             self.checkpoint = run.checkpoint
             origin += "/config.yaml"
-        elif self.app.default_config and not names_data(arguments):
+        elif self.app.default_config and not arguments_name_data(arguments):
             arguments = [f"--config={self.app.default_config}", *arguments]
         self.saved_options.get("data", {}).pop("predict_path", None)  # a former option, now --input
         configs: list[tuple[str, Options, Callable[[Options], str]]] = []

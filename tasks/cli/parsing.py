@@ -31,8 +31,7 @@ from tasks.cli.other_options import names_of_task, who_has
 from tasks.cli.own_modules import OWN_MODULES, is_module_name
 from tasks.cli.parser_messages import as_typed, full_names, one_sentence
 from tasks.errors import UsageError, needs_checkpoint, usage_errors
-from tasks.options import Options, merge_options
-from tasks.options import names_data as section_names_data
+from tasks.options import Options, merge_options, names_data
 
 TEXT_OPTIONS = ("--text", "--target", "--prompt", "--stop")  # any text may follow, "" too
 # Options that are read before the parser reads the others.
@@ -263,11 +262,11 @@ def one_line(origin: str) -> str:
     return " ".join(origin.encode(errors="backslashreplace").decode().split())
 
 
-def names_data(arguments: list[str]) -> bool:
+def arguments_name_data(arguments: list[str]) -> bool:
     """Whether the options, or a config among them, say which data to use."""
     for argument in arguments:
         name, _, value = argument.partition("=")
-        if name in ("--config", "-c") and section_names_data(read_config(value).get("data") or {}):
+        if name in ("--config", "-c") and names_data(read_config(value).get("data") or {}):
             return True
         if name in ("--data.source", "--data.path", "--data.dataset.name"):
             return True

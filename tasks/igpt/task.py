@@ -80,7 +80,7 @@ class IGPTTask(Task):
                 "predict; leave it out"
             )
         self.net_config = net
-        self.pretrained = pretrained
+        self.pretrained = None if pretrained is None else str(pretrained)
         self.augment = Augment(augment)
         self.picture_config = pictures
         self.evaluated: Tensor | None = None  # images to complete

@@ -1,6 +1,7 @@
 """What is done and what is next for a run of a laboratory, told from its files."""
 
 import json
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -42,18 +43,14 @@ def save_command(folder: Path, run: Run, evaluation: str) -> None:
 
 def arguments_line(run: Run, evaluation: str = "") -> str:
     """Arguments without the laboratory's folder, which may be moved or named in another way."""
+    return shlex.join(movable(run, evaluation)) + "\n"
+
+
+def movable(run: Run, evaluation: str = "") -> list[str]:
+    """Arguments of a training, or of an evaluation after it, without the laboratory's folder."""
     arguments = run.evaluations[evaluation] if evaluation else run.arguments
-    return shlex.join(arguments).replace(planned_folder(run), ".") + "\n"
-
-
-def planned_folder(run: Run) -> str:
-    """The laboratory's folder when it was planned; a training's arguments end with its own."""
-    return str(Path(*run.arguments[-1:]).parent.parent)
-
-
-def movable(run: Run) -> list[str]:
-    """Arguments of a training without the laboratory's folder."""
-    return [word.replace(planned_folder(run), ".") for word in run.arguments]
+    planned = Path(*run.arguments[-1:]).parent.parent  # they end with the training's own folder
+    return [re.sub(rf"^{re.escape(str(planned))}(?=/|$)", ".", word) for word in arguments]
 
 
 def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:

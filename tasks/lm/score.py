@@ -81,6 +81,7 @@ def score(options: ScoreOptions) -> None:
     """Print loss, perplexity and bits per byte of a text."""
     if bool(options.text) == (options.input is not None):
         raise UsageError("score reads a text: give either --text or --input")
+    # `skip_bad` is for texts, too
     if options.text and replace(options.data, skip_bad=False) != ScoredText():
         raise UsageError("--data says how to read --input: leave it out with --text")
     if options.text:

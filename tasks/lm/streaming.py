@@ -16,10 +16,11 @@ CONTEXT = 8  # earlier tokens to decode with new ones: SentencePiece drops the f
 INCOMPLETE = "\ufffd"  # text of an incomplete character
 
 
-def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
+def prompt_tokens(model: LanguageModel, prompt: str, what: str = "the prompt") -> list[int]:
     """Encodes a prompt as in training: after the token that begins a document, if there is one.
 
-    An empty prompt begins a document, or a line if the model has no such token.
+    An empty prompt begins a document, or a line if the model has no such token; messages call it
+    `what`.
     """
     tokenizer = model.tokenizer
     boundary = model.boundary_tokens
@@ -27,7 +28,7 @@ def prompt_tokens(model: LanguageModel, prompt: str) -> list[int]:
     special = [boundary.bos] if prompt else [boundary.bos, boundary.prefix]
     begin = [token for token in special if token is not None]
     text = prompt if prompt or begin else "\n"
-    refuse_unknown_characters(tokenizer, [text], "the prompt")
+    refuse_unknown_characters(tokenizer, [text], what)
     (ids,) = tokenizer.encode_batch([text])
     if not begin + ids:
         raise UsageError("the model needs a text with at least one token: give a longer one")
@@ -75,10 +76,13 @@ class TextStream:
         self.tokens = 0
         self.ended: str | None = None
         start = max(0, len(prompt) - CONTEXT)
-        while start and tokenizer.decode(prompt[start:]).startswith(INCOMPLETE):
-            start -= 1
+        for _ in range(3):  # a character has at most four bytes
+            if start and tokenizer.decode(prompt[start:]).startswith(INCOMPLETE):
+                start -= 1
         self._ids = [*prompt[start:]]
-        self._starts = [0]  # indices of the last tokens that begin a character
+        self._starts = [
+            0
+        ]  # tokens at which the latest parts of the text begin, and decoding may start
         self._decoded = len(self._ids)  # number of tokens that are decoded already
         self._pending = ""  # may become a stop string
 
@@ -104,7 +108,7 @@ class TextStream:
             self._append(self._new_text(), ended)
 
     def _new_text(self) -> str:
-        first = self._starts[0]  # decoding part of a character gives INCOMPLETE
+        first = self._starts[0]
         before = self.tokenizer.decode(self._ids[first : self._decoded])
         return self.tokenizer.decode(self._ids[first:])[len(before) :]
 

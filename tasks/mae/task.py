@@ -53,7 +53,7 @@ class MAETask(ImageTask):
                     "already"
                 )
         self.net_config = net
-        self.pretrained = pretrained
+        self.pretrained = None if pretrained is None else str(pretrained)
         self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> MaskedAutoencoder:

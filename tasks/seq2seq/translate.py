@@ -135,7 +135,11 @@ def read_sentences(options: TranslateOptions, model: TranslationModel) -> list[s
     given = {"source_column": options.source_column, "header": options.header}
     given = {name: value for name, value in given.items() if value is not None}
     found = None
-    if options.input is not None and Path(options.input).exists():
+    if options.input not in (None, "-") and not Path(str(options.input)).exists():
+        raise UsageError(
+            f"--input {options.input} does not exist: give a file of sentences, or a table"
+        )
+    if options.input is not None:
         names = [field.name for field in fields(ParallelOptions)]
         saved = {name: value for name, value in (model.dataset or {}).items() if name in names}
         saved |= given
@@ -145,7 +149,7 @@ def read_sentences(options: TranslateOptions, model: TranslationModel) -> list[s
         found = sources_in_table(options.input, language, dataset)
     if found is None and given:
         raise UsageError(
-            f"--{' and --'.join(given)}: only for tables, and --input is none: leave it out"
+            f"--{' and --'.join(given)}: for tables only, and --input is not a table: leave it out"
         )
     if found is None and (options.input is not None or not options.text):
         found = read_input_lines(options.input or "-", "--input", "sentences")

@@ -228,7 +228,7 @@ class LanguageModel(Model):
     def _inputs(self, texts: list[str]) -> list[list[int]]:
         """Token ids of texts, as many as fit into the context; warns of those that do not."""
         limit = self.net.max_length
-        rows = [prompt_tokens(self.model, text) for text in texts]
+        rows = [prompt_tokens(self.model, text, "a text") for text in texts]
         cut = sum(len(row) > limit for row in rows)
         if cut:
             warn(truncation(f"{cut} of {len(texts)} texts", limit, "head"))

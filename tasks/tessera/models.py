@@ -236,7 +236,7 @@ def check_utf8(text: str, what: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is not UTF-8: {ascii(text)[:80]}.") from error
+        raise UsageError(f"{what} is not UTF-8: {ascii(text)[:80]}") from error
 
 
 def stack_rows(vectors: Tensor | list[Tensor]) -> Tensor:

@@ -49,7 +49,7 @@ def choose_run_folder(task: str, chosen: str | None) -> Path:
 def new_run_folder(task: str, chosen: str | None, is_restart: bool = False) -> Path:
     """The folder of a new run; only a restart may use one that holds a run already."""
     now = datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-3]  # runs may start together
-    folder = Path(chosen or Path("runs", task, now)).expanduser().resolve()
+    folder = Path(chosen or Path("runs", task, now)).resolve()
     check_writable(folder)
     if (folder / "config.yaml").exists() and not is_restart:
         raise UsageError(

@@ -38,6 +38,7 @@ class R2(R2Score):
 
     def compute(self) -> Tensor:
         squares = self.sum_squared_error - self.sum_error.square() / self.total
-        if self.total < 2 or squares <= 0:
+        rounding = 8 * torch.finfo(squares.dtype).eps * self.sum_squared_error
+        if self.total < 2 or squares <= rounding:
             return torch.tensor(torch.nan)
         return (1 - self.residual / squares).float()

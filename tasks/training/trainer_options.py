@@ -69,11 +69,6 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
             raise UsageError(f"--trainer.{name} is 0: give --trainer.limit_val_batches 0 instead")
         if not minimum <= value <= MAXIMUM:
             raise UsageError(f"--trainer.{name} {value}: give a number from {minimum} to {MAXIMUM}")
-    for name in ("limit_train_batches", "limit_val_batches"):
-        if options["overfit_batches"] and options[name] is not None:
-            raise UsageError(
-                f"--trainer.overfit_batches sets --trainer.{name}, too: leave one of them out"
-            )
     for name, (accepted, reason) in (FIXED["all"] | FIXED.get(command, {})).items():
         if options[name] not in accepted:
             raise UsageError(f"--trainer.{name} cannot be changed: {reason}")
@@ -122,14 +117,18 @@ def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
 
 
 def epoch_batches(trainer: Trainer, batches: int) -> int:
-    """Batches of an epoch that are trained with; arguments and errors as in `limited_batches`."""
+    """Batches of an epoch that are trained with, of those that there are.
+
+    Raises `UsageError` as `limited_batches`.
+    """
     return limited_batches(trainer, "train", batches, "an epoch")
 
 
 def limited_batches(trainer: Trainer, split: str, batches: int, whole: str) -> int:
-    """Batches of a split that are used, of those that there are in the `whole`.
+    """Batches of a split that are used, of those that there are.
 
-    Raises `UsageError` if a fraction of them is less than one.
+    `whole` is what has them, for the message. Raises `UsageError` if a fraction of them is less
+    than one.
     """
     name = f"limit_{split}_batches"
     limit = getattr(trainer, name)
@@ -152,7 +151,7 @@ def check_evaluation_limits(trainer: Trainer, data: ResumableDataModule) -> None
         limit = getattr(trainer, f"limit_{split}_batches")
         if 0 < limit < 1:
             batches = len(data.eval_loader(data.dataset(split)))
-            limited_batches(trainer, split, batches, f"the split {split}")
+            limited_batches(trainer, split, batches, f"the {split} split")
 
 
 def check_validation_interval(trainer: Trainer, batches: int) -> None:

@@ -46,9 +46,10 @@ def check_described(source: str, given: Collection[str]) -> None:
     model = find_model(source)
     if model.is_described:
         return
-    if unknown := getattr(model, "unknown_arguments", []):
+    if model.unknown_arguments:
+        unknown = ", ".join(model.unknown_arguments)
         raise UsageError(
-            f"{PRETRAINED} {source}: Tessera does not know {', '.join(unknown)}, which model_args "
+            f"{PRETRAINED} {source}: Tessera does not know {unknown}, which model_args "
             f"of config.json has: if it changes nothing, add {', '.join(missing)}"
         )
     raise UsageError(

@@ -11,6 +11,7 @@ from torch import nn
 
 from modules.config import require
 from modules.pretrained.weights import BUILD_ERRORS
+from modules.schema import check_value
 from tasks.checkpoints.pretrained import (
     distinct,
     downloading,
@@ -140,14 +141,14 @@ def from_timm(
     known = [list(one) for one in names if one]
     with usage_errors(named):
         resizing = checked_resizing(cfg["interpolation"], cfg["crop_pct"])
-        size = [*cfg["input_size"]]
+        size = check_value(list[int], cfg["input_size"], "input_size")
         is_square = len(size) == 3 and size[1] == size[2]
-        require(is_square, f"input_size is {size}, but images here are squares of some channels")
+        require(is_square, f"input_size is {size}, but must be [channels, side, side]")
         mean, std = ([*cfg[name]] for name in ("mean", "std"))
         check_normalisation({"mean": mean, "std": std}, size[0])
         for one in known:
             fits = len(one) == net.num_classes
-            require(fits, f"it names {len(one)} classes, but predicts {net.num_classes}")
+            require(fits, f"it has {len(one)} classes, but predicts {net.num_classes}")
     return Found(net, known, net.num_classes, tuple(size), mean, std, resizing)
 
 

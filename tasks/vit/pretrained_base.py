@@ -1,6 +1,7 @@
 """What pretrained image models have in common."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -32,6 +33,7 @@ class Pretrained(ABC):
         resizing: `interpolation` and `crop_pct`; {}: not known.
         targets: The metadata of `tasks.problems.external_targets`.
         data: Options `--data` of its training; {}: not known.
+        unknown_arguments: Of its config.json, which our networks do not have.
     """
 
     is_described = True
@@ -39,6 +41,7 @@ class Pretrained(ABC):
     class_names: list[str] | None = None
     titles: list[str] | None = None
     normalisation: dict[str, list[float]]
+    unknown_arguments: Sequence[str] = ()
 
     def __init__(self, source: str, option: str) -> None:
         self.source = source

@@ -66,8 +66,6 @@ class TimmFiles(Pretrained):
         files: Of the weights; the first has the name.
     """
 
-    unknown_arguments: Sequence[str] = ()  # of the config.json
-
     def __init__(self, source: str, option: str, files: Sequence[Path]) -> None:
         super().__init__(source, option)
         self.files = files

@@ -70,7 +70,7 @@ class ViTTask(ImageTask, ClassifierTask):
                 f"{off}, or leave it out"
             )
         self.refused_commands = ("look",) if net.stack.order == "mixer" else ()
-        self.pretrained = pretrained
+        self.pretrained = None if pretrained is None else str(pretrained)
         self.teacher_config = teacher
         self.tta = tta
         self.collected: dict[str, Picture] = {}

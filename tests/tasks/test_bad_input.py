@@ -302,7 +302,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
 }
 NUMBERS = {  # of the Trainer, with values that make no sense
     "val_check_interval": ("0", "-1", "nan"),
-    "overfit_batches": ("-1", "nan", "0.001", "0.05", "2 --trainer.limit_val_batches 1"),
+    "overfit_batches": ("-1", "nan", "0.001", "0.05"),
     "limit_train_batches": ("0.0", "1.5", "-3", "0.001"),
     "limit_val_batches": ("-1", "nan"),
     "limit_test_batches": (HUGE, "0.001"),

@@ -157,9 +157,11 @@ def test_r2_of_numbers_that_are_close_for_the_training() -> None:
     guess, numbers = torch.tensor([[4.0], [3.0], [2.0], [1.0]]), torch.arange(1.0, 5)[:, None]
     metric.update(guess, numbers)
     assert float(metric.compute()) == pytest.approx(r2_score(numbers, guess), rel=1e-4)
-    metric.reset()
-    metric.update(guess, torch.ones(4, 1))
-    assert metric.compute().isnan()
+    for same in (1.0, 1234.567, 1e5):
+        metric = Regression({"class_names": ["n"], "target_mean": 1111.1, "target_std": 370.4})
+        constant = metric.metrics()["r2"]
+        constant.update(torch.randn(50, 1), torch.full((50, 1), same))
+        assert constant.compute().isnan()
 
 
 def test_class_weights_leave_the_best_output_as_it_is() -> None:

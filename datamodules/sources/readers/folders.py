@@ -86,10 +86,10 @@ class ClassFolders(LabelledSource[S]):
         found = {}
         for split, names in SPLITS.items():
             named = [folders[name] for name in names if name in folders]
-            if len(named) > 1:
-                raise UsageError(
-                    f"{named[0]} and {named[1]} are both of the {split} split: join them."
-                )
+            filled = {path.resolve(): path for path in named if self._class_folders(path)}
+            if len(filled) > 1:
+                first, second, *_ = filled.values()
+                raise UsageError(f"{first} and {second} are both of the {split} split: join them.")
             if named:
                 found[split] = named[0]
         if not found and not self.needs_train:
@@ -258,8 +258,9 @@ def files_by_split(root: Path, suffixes: tuple[str, ...], reject: Reject) -> dic
         rank_zero_warn(unknown_splits(root, others, len(paths)))
     found = {str(split): of_kinds(named[split], suffixes, reject) for split in named}
     for files in found.values():
+        known = set(files)
         for path in files:
-            if path.suffix.lower() in COMPRESSION and path.with_suffix("") in files:
+            if path.suffix.lower() in COMPRESSION and path.with_suffix("") in known:
                 raise UsageError(f"{path} is {path.stem} again, compressed: remove one of them.")
     if not any(found.values()):
         raise UsageError(f"{root} holds no {', '.join(suffixes)} files.")

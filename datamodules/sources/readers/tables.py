@@ -24,7 +24,7 @@ from datamodules.sources.readers.formats import (
 from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import regular_files
-from datamodules.utils.splits import split_of
+from datamodules.utils.splits import SPLITS, split_of
 
 CSV = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
@@ -155,7 +155,7 @@ class TableSource(Source):
         return files
 
     @cached_property
-    def _downloaded(self) -> dict[str, pa.Table]:
+    def _downloaded(self) -> dict[str, dict[str, pa.Table]]:
         return download_splits(self.options)
 
     def table_splits(self) -> list[str]:
@@ -180,15 +180,15 @@ class TableSource(Source):
 
     def _read_arrow(self, split: str) -> TableSplit:
         if self.table_files:
-            paths = self.table_files[split]
-            tables = [read_table(path) for path in paths]
-            for path, part in zip(paths, tables, strict=True):
-                if not part.schema.equals(tables[0].schema):
-                    advice = "give both the same columns, or remove one"
-                    raise DataError(f"{path} has other columns than {paths[0]}: {advice}.")
-            table = pa.concat_tables(tables)
+            parts = {str(path): read_table(path) for path in self.table_files[split]}
         else:
-            table = self._downloaded[split]
+            parts = self._downloaded[split]
+        first, *_ = parts
+        for name, part in parts.items():
+            if not part.schema.equals(parts[first].schema):
+                advice = "give both the same columns, or remove one"
+                raise DataError(f"{name} has other columns than {first}: {advice}.")
+        table = pa.concat_tables(parts.values())
         where = f"row {{}} of the {split} split of {self.origin}"
         return TableSplit(table, torch.arange(table.num_rows), where)
 
@@ -303,8 +303,8 @@ def described_columns(schema: pa.Schema, kind: str) -> list[str]:
     return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
 
 
-def download_splits(options: Any) -> dict[str, pa.Table]:
-    """The splits of a data set of the hub, by our names of splits.
+def download_splits(options: Any) -> dict[str, dict[str, pa.Table]]:
+    """The splits of a data set of the hub, by our names of splits, each of one or several there.
 
     Raises `DataError` if the hub cannot be reached, or does not have it, and `UsageError` if the
     extra "hub" is not installed.
@@ -330,17 +330,15 @@ def download_splits(options: Any) -> dict[str, pa.Table]:
             "parquet files into a folder and name it with --data.path FOLDER"
             f"{local}."
         ) from error
-    tables: dict[str, list[pa.Table]] = {}
+    tables: dict[str, dict[str, pa.Table]] = {}
     for name, part in splits.items():
         split = split_of(Path(str(name)))
         if split is not None:
             metadata = part.features.arrow_schema.metadata
             table = part.data.table.replace_schema_metadata(metadata)
-            tables.setdefault(split, []).append(table)
+            tables.setdefault(split, {})[str(name)] = table
     for split, parts in tables.items():
-        if any(part.schema != parts[0].schema for part in parts):
-            raise DataError(
-                f"{options.name}: its parts of the {split} split have different columns: put one "
-                "of them into a file, and name it with --data.path."
-            )
-    return {split: pa.concat_tables(parts) for split, parts in tables.items()}
+        whole = [name for name in parts if name.lower() in SPLITS[split]]
+        if whole:  # others, such as train_small, may be parts of it
+            tables[split] = {whole[0]: parts[whole[0]]}
+    return tables

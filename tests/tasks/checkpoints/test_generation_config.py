@@ -159,6 +159,9 @@ def test_settings_and_a_temperature_of_zero(gpt2: Path, console: Console) -> Non
     model = tessera.load(gpt2, kind=tessera.LanguageModel)
     assert model.generate(PROMPT, temperature=0.0) == greedy["text"]
     console.refused(f"{GENERATE} --temperature 0 --top_p 0.5", "give a temperature", task="lm")
+    assert ours(console, "--temperature 0 --min_p 0 --samples 1") == greedy  # 0 is off
+    add_settings({"do_sample": True, "temperature": 0.0, "num_return_sequences": 1})
+    assert ours(console) == greedy
 
 
 @pytest.mark.parametrize("settings, options, named", [

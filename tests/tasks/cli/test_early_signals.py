@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tasks.cli.signals import SIGNALS, Stopped
 from tests.helpers.command import ROOT, environment
 from tests.helpers.launched import gone
 from tests.helpers.tiny import SHORT
@@ -238,3 +239,13 @@ def test_a_process_that_only_imports_keeps_its_handlers() -> None:
     now = "[signal.getsignal(number) for number in (2, 15)]"
     code = f"import signal; before = {now}\nimport tasks.vit.__main__, tasks.cli.signals\n"
     subprocess.run([sys.executable, "-c", f"{code}assert before == {now}"], check=True, env=own())
+
+
+def test_launched_processes_end_before_the_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        launched_by_lightning = [child]
+        monkeypatch.setattr(SIGNALS, "launched", launched_by_lightning)
+        with pytest.raises(Stopped), SIGNALS.installed():
+            signal.raise_signal(signal.SIGTERM)
+        assert child.wait(10) == -signal.SIGKILL
+    assert not launched_by_lightning  # or its observer would kill this process

@@ -74,10 +74,11 @@ def test_a_column_of_a_table(command: str, console: Console) -> None:
     ):
         assert translations(f"{command} --input {options}", console) == expected, options
     console.refused(f"{command} --input other.csv", "--source_column", "text", task=TASK)
-    console.refused(f"{command} --input nosuch.csv", "No such file", task=TASK)
+    for more in ("", " --source_column en"):
+        console.refused(f"{command} --input nosuch.csv{more}", "nosuch.csv does not", task=TASK)
     Path("plain.txt").write_text("two")
     for options in ("--text two --header false", "--input plain.txt --source_column en"):
-        console.refused(f"{command} {options}", "only for tables", task=TASK)
+        console.refused(f"{command} {options}", "for tables only", task=TASK)
     Path("bad.csv").write_bytes(b"en\ntwo\n\xff\n")
     console.refused(f"{command} --input bad.csv", "line 3 of bad.csv", task=TASK, code=None)
 

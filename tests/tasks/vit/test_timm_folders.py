@@ -128,7 +128,7 @@ def test_unknown_arguments_are_named(theirs: Any, console: Console) -> None:
     (lambda settings: settings["pretrained_cfg"].update(input_size="abc"), "input_size"),
     (lambda settings: settings["pretrained_cfg"].update(std=[0.5, 0, 0.5]), "above 0"),
     (lambda settings: settings["pretrained_cfg"].update(mean=[0.5]), "1 numbers for 3"),
-    (lambda settings: settings.update(label_names=["a", "b"]), "names 2 classes, but predicts 4"),
+    (lambda settings: settings.update(label_names=["a", "b"]), "has 2 classes, but predicts 4"),
     (lambda settings: settings["pretrained_cfg"].update(mean=None, crop_pct=None), None),
 ])  # fmt: skip
 def test_classifiers_of_other_architectures(edit: Any, named: str | None, theirs: Any) -> None:
