@@ -146,10 +146,10 @@ def limited_batches(trainer: Trainer, split: str, batches: int, whole: str) -> i
 
 def check_evaluation_limits(trainer: Trainer, data: ResumableDataModule) -> None:
     """Refuse fractions of validation and test that are less than a batch, before the training."""
-    splits = ["val"] if data.test_size() is None else ["val", "test"]
-    for split in splits:
+    for split in ("val", "test"):
         limit = getattr(trainer, f"limit_{split}_batches")
-        if 0 < limit < 1:
+        # `test_size` may read the split
+        if 0 < limit < 1 and (split == "val" or data.test_size() is not None):
             batches = len(data.eval_loader(data.dataset(split)))
             limited_batches(trainer, split, batches, f"the {split} split")
 
