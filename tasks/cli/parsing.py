@@ -266,8 +266,10 @@ def arguments_name_data(arguments: list[str]) -> bool:
     """Whether the options, or a config among them, say which data to use."""
     for argument in arguments:
         name, _, value = argument.partition("=")
-        if name in ("--config", "-c") and names_data(read_config(value).get("data") or {}):
-            return True
+        if name in ("--config", "-c"):
+            section = read_config(value).get("data")
+            if isinstance(section, dict) and names_data(section):
+                return True
         if name in ("--data.source", "--data.path", "--data.dataset.name"):
             return True
     return False

@@ -19,7 +19,7 @@ from tasks.cli.config_files import read_config
 from tasks.cli.help_screens import format_columns
 from tasks.cli.lightning_cli import TaskCLI
 from tasks.cli.main import help_screen, main
-from tasks.cli.parsing import names_data
+from tasks.cli.parsing import arguments_name_data
 from tasks.errors import UsageError
 from tasks.options import flat
 from tasks.vit.__main__ import APP
@@ -79,8 +79,8 @@ def test_default_config_is_for_runs_that_name_no_data(options: Options) -> None:
     assert all(plain[name] == value for name, value in default.items() if name != "preset")
     write("c.yaml", data={"source": "digits"})
     assert options("--config c.yaml")["model.optimizer.lr"] == 1e-3
-    assert names_data(["--config=configs/vit/digits.yaml"])
-    assert not names_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
+    assert arguments_name_data(["--config=configs/vit/digits.yaml"])
+    assert not arguments_name_data(["--config=configs/logger/wandb.yaml", "--trainer.max_epochs=3"])
 
 
 @pytest.mark.parametrize("given, meant", [

@@ -89,6 +89,8 @@ def test_what_print_config_prints_is_a_config(console: Console) -> None:
     assert yaml.safe_load(shorter)["model"]
     Path("debug.yaml").write_text("compile: true\n")
     console.refused("fit --config debug.yaml", "compile belongs on the command line")
+    Path("list.yaml").write_text("data: [1]\n")
+    console.refused("fit --config list.yaml", "data")
 
 
 def test_a_config_that_names_no_data_is_added_to_the_default(console: Console) -> None:
