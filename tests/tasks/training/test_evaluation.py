@@ -224,7 +224,7 @@ def test_numbers_of_two_processes(evaluate: Evaluate, tmp_path: Path) -> None:
 def test_the_first_of_two_processes_tells_when_to_validate(
     evaluate: Evaluate, tmp_path: Path
 ) -> None:
-    often = "--trainer.max_time 0:0:0:6 --trainer.val_check_interval 0:0:0:1"
+    often = "--trainer.max_time 00:00:00:06 --trainer.val_check_interval 00:00:00:01"
     few = "--trainer.limit_val_batches 1 --trainer.limit_test_batches 1"
     line = f"fit {TINY['vit']} {often} {few} --run_dir r"
     evaluate(line, "vit", 2)
