@@ -135,8 +135,10 @@ class FolderGeneration:
             found["nbest"] = found.pop("samples")
         if not samples and options.temperature == 0:  # the default of `translate`
             found.pop("temperature", None)
-        is_open = "temperature" in not_given
-        if (found if is_open else {}).get("temperature", options.temperature) == 0:
+        temperature = options.temperature
+        if "temperature" in not_given:
+            temperature = found.get("temperature", temperature)
+        if temperature == 0:
             found = {name: value for name, value in found.items() if name not in FILTERS}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")

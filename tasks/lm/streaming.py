@@ -80,9 +80,8 @@ class TextStream:
             if start and tokenizer.decode(prompt[start:]).startswith(INCOMPLETE):
                 start -= 1
         self._ids = [*prompt[start:]]
-        self._starts = [
-            0
-        ]  # tokens at which the latest parts of the text begin, and decoding may start
+        # Tokens at which the latest parts of the text begin: decoding may start there.
+        self._starts = [0]
         self._decoded = len(self._ids)  # number of tokens that are decoded already
         self._pending = ""  # may become a stop string
 
