@@ -38,7 +38,7 @@ class R2(R2Score):
 
     def compute(self) -> Tensor:
         squares = self.sum_squared_error - self.sum_error.square() / self.total
-        rounding = 8 * torch.finfo(squares.dtype).eps * self.sum_squared_error
+        rounding = self.total * torch.finfo(squares.dtype).eps * self.sum_squared_error
         if self.total < 2 or squares <= rounding:
             return torch.tensor(torch.nan)
         return (1 - self.residual / squares).float()
