@@ -93,4 +93,7 @@ def as_list(value: Any) -> list[Any]:
 
 def names_data(given: Options) -> bool:
     """Whether options `--data` name data: their path, source or name on the hub."""
-    return bool({"path", "source"} & given.keys()) or "name" in (given.get("dataset") or {})
+    dataset = given.get("dataset")
+    return bool({"path", "source"} & given.keys()) or (
+        isinstance(dataset, dict) and "name" in dataset
+    )

@@ -287,7 +287,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "TRANSLATE --nbest 6": ("nbest is 6", "5 beams"),
         "TRANSLATE --beams 1 --nbest 2": "--nbest is 2",
         "TRANSLATE --batch_size 0": "--batch_size is 0",
-        "TRANSLATE --temperature 1": "set beams and nbest to 1",
+        "TRANSLATE --temperature 1": "set beams to 1",
         "TRANSLATE --beams 1 --nbest 2 --temperature 1": ("nbest", "temperature"),
         "TRANSLATE --beams 1 --top_k 3": "temperature",
         "TRANSLATE --file a.txt": "did you mean --input?",
@@ -296,7 +296,7 @@ CASES: dict[tuple[str, int], dict[str, str | tuple[str, ...]]] = {  # line: what
         "TRANSLATE --input bytes.txt": "line 2",
         "TRANSLATE --input fox.txt --output fox.txt": ("--output fox.txt", "--input fox.txt"),
         "ATTEND ' '": "--text",
-        "ATTEND two --beams 0": "--beams 0",
+        "ATTEND two --beams 0": "--beams: beams is 0",
         "ATTEND two --output a/b.xyz": "--output a/b.xyz",
     },
 }
