@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -10,23 +10,21 @@ from modules.models.bert import BertClassifier, BertConfig, BertMaskedLM
 from modules.pretrained.bert import FAMILIES
 from tasks.checkpoints.exporting import (
     TextFormat,
-    export_text_model,
+    TextGraph,
+    export_model,
     text_target,
     with_numbers_in_units,
+    write_text_graph,
 )
 from tasks.checkpoints.reading import KEY, load_network, read_checkpoint
 from tasks.cli.app import program
 from tasks.errors import UsageError
 
-Format = TextFormat | Literal["onnx"]
 
+class FromTokens(TextGraph):
+    """A classifier of texts."""
 
-class FromTokens(nn.Module):
-    """A classifier of texts whose inputs have the names of transformers."""
-
-    def __init__(self, net: Any) -> None:
-        super().__init__()
-        self.net = net
+    inputs = ("input_ids", "attention_mask")
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, N) twice, the mask 0 at padding -> logits (B, K)."""
@@ -48,7 +46,7 @@ NETWORKS: dict[str, tuple[type[nn.Module], type[FromTokens]]] = {
 }
 
 
-def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> None:
+def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
     """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
@@ -71,7 +69,8 @@ def export(ckpt_path: str, format: Format = "hf", output: str | None = None) -> 
     net = load_network(checkpoint, BertConfig, build)
     metadata = with_numbers_in_units(net, saved["metadata"])
     convert = partial(to_huggingface, metadata=metadata)
-    export_text_model(task, net, metadata, target, format, convert, graph=graph(net))
+    write_onnx = partial(write_text_graph, graph(net), metadata)
+    export_model(task, net, metadata, target, format, convert, write_onnx)
 
 
 def to_huggingface(

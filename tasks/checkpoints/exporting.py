@@ -20,10 +20,16 @@ from tasks.checkpoints.onnx_graph import write_graph
 from tasks.checkpoints.reading import VERSION, best_checkpoint
 from tasks.errors import UsageError
 
-TextFormat = Literal["hf", "safetensors"]
+TextFormat = Literal["hf", "onnx", "safetensors"]
 FILE_SUFFIXES = (".onnx", ".safetensors", ".bin", ".pt", ".ckpt")  # which no folder should have
 # From a network to the content of config.json and its weights under their names.
 Convert = Callable[[Any], tuple[dict[str, Any], dict[str, Tensor]]]
+# Of each input of a `TextGraph`: the name of its second axis, and what to pass.
+INPUTS = {
+    "input_ids": ("sequence", "tokens"),
+    "attention_mask": ("sequence", "int64_0_at_padding"),
+    "decoder_input_ids": ("decoder_sequence", "start_and_target_tokens"),
+}
 
 
 def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
@@ -102,41 +108,41 @@ def exists_message(target: Path) -> str:
     return f"{target} exists already: give another --output, or remove it"
 
 
-def text_target(ckpt_path: str, format: TextFormat | Literal["onnx"], output: str | None) -> Path:
+def text_target(ckpt_path: str, format: TextFormat, output: str | None) -> Path:
     """Returns where a model of text is written; as `export_target`."""
     return export_target(ckpt_path, format, output, is_file=format == "safetensors")
 
 
-def export_text_model(
+def export_model(
     task: str,
     net: Any,
     metadata: dict[str, Any],
     target: Path,
-    format: TextFormat | Literal["onnx"],
+    format: TextFormat,
     convert: Convert,
+    write_onnx: Callable[[Path], str],
     write_more: Callable[[dict[str, Any], Path], None] = write_tokenizer,
-    graph: nn.Module | None = None,
 ) -> None:
-    """Writes a model of text for transformers, ONNX or safetensors, and prints how to read it.
+    """Writes a model for transformers, ONNX or safetensors, and prints how to read it.
 
     Args:
         task: Name of the task.
         net: The network.
         metadata: Of its data.
-        target: Of `text_target`.
-        format: hf: a folder with weights, config and tokenizer; onnx: a folder with a graph and
-            tokenizer; safetensors: a file.
+        target: Of `export_target`.
+        format: hf: a folder with weights, config and tokenizer; onnx: what `write_onnx` writes, in
+            a folder with the tokenizer; safetensors: a file.
         convert: See `Convert`; its `ValueError` says why Hugging Face has no such model.
-        write_more: Writes the other files of the folder.
-        graph: For onnx, the network from `input_ids` and `attention_mask` to logits.
+        write_onnx: Writes a graph, and returns the code that runs it.
+        write_more: Writes the other files of a folder.
     """
-    others = "safetensors" if graph is None else "onnx or safetensors"
+    others = "onnx or safetensors"
     writers: dict[str, Callable[[Path], str]] = {
         "hf": lambda folder: write_huggingface(net, folder, convert, lambda: others),
-        "onnx": lambda folder: write_text_graph(graph, metadata, folder),
+        "onnx": write_onnx,
         "safetensors": lambda file: write_safetensors(task, net, metadata, file),
     }
-    new = new_file if format == "safetensors" else new_folder
+    new = new_file if target.suffix in FILE_SUFFIXES else new_folder
     with new(target) as partial:
         hint = writers[format](partial)
         if partial.is_dir():
@@ -144,17 +150,36 @@ def export_text_model(
     print(f"wrote {target}\n{hint.format(file=target)}")
 
 
-def write_text_graph(graph: Any, metadata: dict[str, Any], folder: Path) -> str:
+class TextGraph(nn.Module):
+    """A network from tokens to logits; `inputs` are the arguments of `forward`, of `INPUTS`."""
+
+    inputs: tuple[str, ...]
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+
+class NextTokenGraph(TextGraph):
+    """A decoder."""
+
+    inputs = ("input_ids",)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """(B, N), padding on the right -> logits (B, N, V) of the token that follows each."""
+        return self.net.logits(self.net(input_ids))
+
+
+def write_text_graph(graph: TextGraph, metadata: dict[str, Any], folder: Path) -> str:
     """Writes `model.onnx`, of any batch size and length; returns the code that runs it."""
-    mask = torch.ones(2, 5, dtype=torch.int64)
-    mask[1, 3:] = 0
-    tokens = torch.full_like(mask, metadata["pad_id"])
-    examples = {"input_ids": tokens, "attention_mask": mask}
-    axes = {0: "batch", 1: "sequence"}
+    # Sizes of 1 would become constants of the graph.
+    examples = {name: torch.ones(2, 2, dtype=torch.int64) for name in graph.inputs}
+    axes = {name: {0: "batch", 1: INPUTS[name][0]} for name in graph.inputs}
     write_graph(graph.eval(), examples, axes, metadata, folder / "model.onnx")
+    inputs = ", ".join(f"'{name}': {INPUTS[name][1]}" for name in graph.inputs)
     return (
-        "run it with onnxruntime.InferenceSession('{file}/model.onnx').run(None, {{'input_ids': "
-        "tokens, 'attention_mask': int64_0_at_padding}})"
+        "run it with onnxruntime.InferenceSession('{file}/model.onnx')"
+        f".run(None, {{{{{inputs}}}}})"
     )
 
 

@@ -17,18 +17,20 @@ KEPT = ("class_names", "problem_type", "preprocessing")  # metadata that a graph
 def write_graph(
     net: nn.Module,
     examples: Mapping[str, Tensor],
-    axes: Mapping[int, str],
+    axes: Mapping[str, Mapping[int, str]],
     metadata: Mapping[str, Any],
     path: Path,
+    output: str = "logits",
 ) -> None:
-    """Writes a network as a graph to "logits", with the metadata in `KEPT`, as JSON.
+    """Writes a network as a graph with one output, and the metadata in `KEPT`, as JSON.
 
     Args:
         net: In evaluation mode.
         examples: Each input by its name.
-        axes: Names of those axes of all inputs that may have another size than in the examples.
+        axes: For each input, names of the axes that may have another size than in the examples.
         metadata: Of the data.
         path: File to write.
+        output: Name of the output.
 
     Raises:
         UsageError: ONNX is not installed.
@@ -45,8 +47,8 @@ def write_graph(
             dynamo=True,
             verbose=False,
             input_names=[*examples],
-            output_names=["logits"],
-            dynamic_shapes={name: dict(axes) for name in examples},
+            output_names=[output],
+            dynamic_shapes=dict(axes),
         )
     assert program is not None
     model = program.model_proto

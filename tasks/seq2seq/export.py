@@ -1,6 +1,7 @@
 """`python -m tasks.seq2seq export`: a checkpoint's weights for other programs."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,40 @@ from modules.pretrained.family import matching_family
 from modules.pretrained.seq2seq import FAMILIES
 from tasks.checkpoints.exporting import (
     TextFormat,
-    export_text_model,
+    TextGraph,
+    export_model,
     save_tokenizer,
     set_special_tokens,
     text_target,
+    write_text_graph,
 )
 from tasks.seq2seq.architectures import TARGET_FOLDER, load_model
 from tasks.seq2seq.decoding import generation_settings
 
 
+class FromSourceAndTarget(TextGraph):
+    """An encoder-decoder."""
+
+    inputs = ("input_ids", "attention_mask", "decoder_input_ids")
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor
+    ) -> Tensor:
+        """(B, M) twice, the mask 0 at padding, and (B, N) -> logits (B, N, V)."""
+        return self.net.logits(self.net(input_ids, decoder_input_ids, attention_mask.bool()))
+
+
 def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None) -> None:
-    """Write a checkpoint's weights for Hugging Face's transformers or any reader of safetensors.
+    """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
         ckpt_path: Checkpoint that `fit` wrote.
         format: hf: a folder with weights, config and tokenizers for `from_pretrained`, as Marian,
-            BART or T5, with a separate target tokenizer in its folder `target_tokenizer`;
-            safetensors: a file with our own names, config and the data's metadata in the header.
+            BART or T5, with a separate target tokenizer in its folder `target_tokenizer`; onnx: a
+            folder with a graph from `input_ids` and `attention_mask` of the source and
+            `decoder_input_ids`, the start token and the target so far, to `logits` of the token
+            that follows each, of any batch size and lengths, and the tokenizers; safetensors: a
+            file with our own names, config and the data's metadata in the header.
         output: Folder to write, or for safetensors a file, such as model.safetensors; null: beside
             the checkpoint.
     """
@@ -58,7 +76,8 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         }
         write_text(folder / "generation_config.json", json.dumps(settings, indent=2))
 
-    export_text_model("seq2seq", model.net, metadata, target, format, convert, write_more)
+    write_onnx = partial(write_text_graph, FromSourceAndTarget(model.net), metadata)
+    export_model("seq2seq", model.net, metadata, target, format, convert, write_onnx, write_more)
 
 
 def write_tokenizers(pair: PairTokenizer, max_length: int, folder: Path) -> None:

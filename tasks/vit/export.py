@@ -132,7 +132,7 @@ def presets_of_timm() -> list[str]:
 class FromPixels(nn.Module):
     """A network with the normalisation of its data in front."""
 
-    def __init__(self, net: ImageNet, metadata: dict[str, Any]) -> None:
+    def __init__(self, net: Any, metadata: dict[str, Any]) -> None:
         super().__init__()
         self.net = net
         self.mean = metadata["mean"]
@@ -140,15 +140,27 @@ class FromPixels(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns logits (B, K) of pixels (B, C, H, W) in [0, 1]."""
-        return self.net(normalise(images * 255, self.mean, self.std))
+        return self.net(self.normalise(images))
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """Pixels in [0, 1] to those of training: (B, C, H, W) -> (B, C, H, W)."""
+        return normalise(images * 255, self.mean, self.std)
 
 
 def write_onnx(net: ImageNet, metadata: dict[str, Any], path: Path) -> str:
     """Writes a graph from "images", float32 (B, C, H, W) in [0, 1], to "logits" (B, K)."""
-    example = torch.rand(2, net.embed.shape[0], net.config.image_size, net.config.image_size)
-    graph = FromPixels(net, metadata).eval()
-    metadata = metadata | {"preprocessing": preprocessing(net.config, metadata)}
-    write_graph(graph, {"images": example}, {0: "batch"}, metadata, path)
+    return write_image_graph(FromPixels(net, metadata), metadata, path)
+
+
+def write_image_graph(
+    graph: FromPixels, metadata: dict[str, Any], path: Path, output: str = "logits"
+) -> str:
+    """Writes a graph from "images"; returns the code that runs it."""
+    config = graph.net.config
+    example = torch.rand(2, graph.net.embed.shape[0], config.image_size, config.image_size)
+    metadata = metadata | {"preprocessing": preprocessing(config, metadata)}
+    axes = {"images": {0: "batch"}}
+    write_graph(graph.eval(), {"images": example}, axes, metadata, path, output)
     return (
         "run it with onnxruntime.InferenceSession('{file}').run(None, {{'images': pixels_in_0_1}})"
         "\nits get_modelmeta().custom_metadata_map['preprocessing'] says how to prepare a picture"

@@ -46,7 +46,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 # Cases that also run with two processes: their samplers divide the samples in different ways.
-WITH_TWO_RANKS = ("workers", "tokens per batch", "both lengths", "random windows")
+WITH_TWO_RANKS = (
+    "workers",
+    "patches",
+    "tokens per batch",
+    "both lengths",
+    "random windows",
+    "pixels",
+)
 
 
 @pytest.mark.slow
