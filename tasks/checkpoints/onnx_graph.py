@@ -29,14 +29,13 @@ def write_graph(
         examples: Each input by its name.
         axes: For each input, names of the axes that may have another size than in the examples.
         metadata: Of the data.
-        path: File to write.
+        path: File to write; weights of more than 2 GB are in another one, beside it.
         output: Name of the output.
 
     Raises:
         UsageError: ONNX is not installed.
     """
     with requires_extra("export"):
-        import onnx
         import onnxscript  # noqa: F401
     with warnings.catch_warnings():
         # Axes of several inputs have one name since they are the same; torch warns of each.
@@ -51,7 +50,6 @@ def write_graph(
             dynamic_shapes=dict(axes),
         )
     assert program is not None
-    model = program.model_proto
     kept = {name: json.dumps(metadata[name]) for name in KEPT if name in metadata}
-    onnx.helper.set_model_props(model, kept)
-    onnx.save(model, path)
+    program.model.metadata_props.update(kept)
+    program.save(path)

@@ -33,6 +33,7 @@ from tasks.errors import UsageError
 from tasks.vit.networks import load_image_net
 
 Format = Literal["timm", "hf", "onnx", "safetensors"]
+MAX_BYTES = 2**31 - 1  # of an ONNX file
 Converted = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 
 
@@ -155,7 +156,16 @@ def write_onnx(net: ImageNet, metadata: dict[str, Any], path: Path) -> str:
 def write_image_graph(
     graph: FromPixels, metadata: dict[str, Any], path: Path, output: str = "logits"
 ) -> str:
-    """Writes a graph from "images"; returns the code that runs it."""
+    """Writes a graph from "images"; returns the code that runs it.
+
+    Raises `UsageError` if the weights are too large for one file.
+    """
+    size = sum(parameter.nbytes for parameter in graph.parameters())
+    if size > MAX_BYTES:
+        raise UsageError(
+            f"the network has {size / 2**30:.1f} GB of weights, and an ONNX file holds 2 GB at "
+            "most: use --format safetensors"
+        )
     config = graph.net.config
     example = torch.rand(2, graph.net.embed.shape[0], config.image_size, config.image_size)
     metadata = metadata | {"preprocessing": preprocessing(config, metadata)}

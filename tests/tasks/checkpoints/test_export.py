@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ import torch
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
 
+from modules.models.images import IMAGE_PRESETS
+from modules.models.vit import ViT
 from tasks.checkpoints.exporting import new_folder
+from tasks.errors import UsageError
+from tasks.vit.export import write_onnx
 from tests.helpers.command import Console, run
 from tests.helpers.images import random_image
 from tests.helpers.results import same
@@ -98,6 +103,13 @@ def test_onnx(options: str, fit: Fit) -> None:
             expected = net((pixels - metadata["mean"][0]) / metadata["std"][0])
         torch.testing.assert_close(torch.from_numpy(logits), expected, atol=1e-5, rtol=0)
     assert '"9"' in session.get_modelmeta().custom_metadata_map["class_names"]
+
+
+def test_weights_too_large_for_one_file() -> None:
+    with torch.device("meta"):
+        net = ViT(replace(IMAGE_PRESETS["giant"], num_classes=10, channels=3))
+    with pytest.raises(UsageError, match="2 GB at most: use --format safetensors"):
+        write_onnx(net, {"mean": [0.5] * 3, "std": [0.5] * 3}, Path("x.onnx"))
 
 
 def preprocessed(path: str, settings: dict[str, Any]) -> np.ndarray:
