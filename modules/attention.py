@@ -67,7 +67,8 @@ def attention(
     if queries_per_key > 1:
         k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
         v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, V)
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k)
+    # A copy, as `add_to` works in place, and the gradient of `score_fn` may need its result.
+    scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k).clone()
     weights = mask.add_to(upcast(scores)).softmax(-1)
     if on_weights is not None:
         weights = mask.zero_masked_rows(weights)

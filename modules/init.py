@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from modules.config import InitName, variant
 
-RESIDUAL = ("output", "down")  # layers whose results are added to the residual stream
+RESIDUAL = ("output", "down")  # layers of blocks whose results join the residual stream
 
 
 @torch.no_grad()
@@ -58,6 +58,7 @@ INITS: dict[str, Callable[[Tensor, float], None]] = {
 }
 
 
+@torch.no_grad()
 def initialise(net: nn.Module, name: InitName, depth: int) -> None:
     """Sets the weights of linear layers and embeddings in `net` by `name`, biases to zero.
 
@@ -70,7 +71,8 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
     init = variant("init", name, INITS)
     for path, module in net.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            is_residual = path.rpartition(".")[2] in RESIDUAL
+            *places, last = path.split(".")
+            is_residual = "blocks" in places and last in RESIDUAL
             init(module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])

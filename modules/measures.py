@@ -16,9 +16,16 @@ from modules.position import grid_positions
 def entropy(weights: Tensor) -> Tensor:
     """-sum(w log w) of each query's weights, in nats: (..., N, M) -> (..., N).
 
-    0: all attention is on one key; log M: on all alike.
+    0: all attention is on one key; log M: on all alike. Rows that sum to less than 1, as where
+    windows are filled up, are scaled.
     """
-    return torch.special.entr(weights.float()).sum(-1)
+    return torch.special.entr(with_sums_of_1(weights)).sum(-1)
+
+
+def with_sums_of_1(weights: Tensor) -> Tensor:
+    """Rows divided by their sums, in float32: (..., N, M) -> (..., N, M); rows of zeros stay."""
+    weights = weights.float()
+    return weights / weights.sum(-1, keepdim=True).clamp(min=1e-12)
 
 
 def grid_distances(positions: Tensor) -> Tensor:
@@ -55,9 +62,8 @@ def patch_distance(weights: Tensor, grid: tuple[int, int], patch_size: int) -> T
         (...).
     """
     positions = grid_positions(grid, weights.device)[0]  # (P, 2)
-    patches = weights[..., -len(positions) :, -len(positions) :].float()  # (..., P, P)
-    patches = patches / patches.sum(-1, keepdim=True).clamp(min=1e-12)
-    return mean_distance(patches, grid_distances(positions) * patch_size)
+    patches = weights[..., -len(positions) :, -len(positions) :]  # (..., P, P)
+    return mean_distance(with_sums_of_1(patches), grid_distances(positions) * patch_size)
 
 
 def rollout(layers: Sequence[Tensor]) -> Tensor:
@@ -74,7 +80,7 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
     total = identity
     with torch.autocast(identity.device.type, enabled=False):  # which would multiply in 16 bits
         for weights in layers:
-            heads_mean = weights.float().mean(1)  # (B, H, N, N) -> (B, N, N)
+            heads_mean = with_sums_of_1(weights).mean(1)  # (B, H, N, N) -> (B, N, N)
             total = (heads_mean + identity) / 2 @ total  # (B, N, N)
     return total
 

@@ -6,6 +6,7 @@ from typing import Literal
 from torch import nn
 
 from modules.heads import ClassifierHead, PixelHead
+from modules.models.seq2seq import Seq2Seq
 from modules.patch_embedding import PatchEmbedding
 
 Role = Literal["matrix", "table", "scalar"]
@@ -15,7 +16,7 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     """One role for each parameter of `net`, by name (shared ones under their first name).
 
     - "matrix": weights of hidden linear layers and convolutions; for Muon, with weight decay.
-    - "table": weights of input and output layers: convolutions of pixels, embeddings, classifiers;
+    - "table": weights of input and output layers: first layers of pixels, embeddings, classifiers;
       for AdamW, with weight decay.
     - "scalar": all others: biases, norms, scales, positions, class tokens and the like, learned
       queries; for AdamW, without weight decay.
@@ -23,7 +24,8 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     ends: set[int] = set()  # the first and last layers
     for module in net.modules():
         if isinstance(module, PatchEmbedding):
-            ends.add(id(next(m for m in module.modules() if isinstance(m, nn.Conv2d))))
+            layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
+            ends |= {id(first) for first in layers[:1]}
         elif isinstance(module, ClassifierHead | PixelHead):
             ends |= {id(part) for part in module.modules()}
     roles: dict[int, Role] = {}
@@ -51,6 +53,10 @@ def parameter_depths(net: nn.Module) -> dict[str, int]:
         if block and block[0] not in blocks:
             blocks.append(block[0])
         depths[name] = len(blocks) + (block is None and bool(blocks))
-    # An encoder-decoder registers its output layer before its blocks.
+    # An encoder-decoder registers its output layer before its blocks, and the positions and the
+    # norm of its decoder after those of the encoder.
     last = [name for name in depths if name.startswith(("unembed.", "head."))]
-    return depths | dict.fromkeys(last, len(blocks) + 1)
+    first = [name for name in depths if name.startswith(("decoder.position.", "decoder.norm."))]
+    if not isinstance(net, Seq2Seq):  # the decoder of a masked autoencoder follows its encoder
+        first = []
+    return depths | dict.fromkeys(last, len(blocks) + 1) | dict.fromkeys(first, 0)

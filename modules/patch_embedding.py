@@ -80,7 +80,7 @@ def check_patches(image_size: int, patch_size: int, stem: StemName) -> None:
     check_choice("stem", stem, STEMS)
     power_of_two = patch_size > 1 and patch_size & (patch_size - 1) == 0
     require(
-        stem in ("patch", "hybrid") or power_of_two,
+        stem not in HALVING or power_of_two,
         f'stem "{stem}" halves the image step by step, so patch_size {patch_size} must be 2, 4, 8, '
         "...",
     )
@@ -224,6 +224,7 @@ class HybridStem(nn.Module):
         return self.conv(x).flatten(2).mT  # (B, E, H', W') -> (B, N, E)
 
 
+HALVING = ("conv", "convpool", "cct", "resnet")  # stems that halve the image step by step
 STEMS: dict[str, Callable[[int, int, int], nn.Module]] = {
     "patch": PatchStem,
     "conv": ConvStem,

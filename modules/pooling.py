@@ -132,6 +132,10 @@ def check_pool(name: str, stack: StackConfig) -> None:
     """Raises `ValueError` unless a pooling has this name and fits the stack."""
     check_choice("pool", name, POOLINGS)
     require(
+        issubclass(POOLINGS[name], Pooling),
+        f'pool "{name}" is no subclass of modules.pooling.Pooling, which says what it reads.',
+    )
+    require(
         POOLINGS[name] is not AttentionPooling or stack.width % stack.heads == 0,
         f'pool "{name}" splits the width {stack.width} among the heads {stack.heads}, which must '
         "divide it; change one of them, or choose another pool.",

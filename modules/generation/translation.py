@@ -33,7 +33,8 @@ class DecodingRules(NamedTuple):
 
     Args:
         renormalize: The probability mass of banned tokens goes to the others; False: it is lost.
-        forced_bos: Each sequence begins with one of these, which counts as certain; none: with any.
+        forced_bos: Each sequence begins with one of these, all equally likely, so that a single
+            one is certain; none: with any.
         forced_eos: A sequence that has not ended before ends with one of these at the length limit,
             the same way.
     """
@@ -190,6 +191,11 @@ def translate(
         ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources; there is no
             model, or there are several with different target vocabularies or a repetition penalty.
     """
+    require(
+        seeds is None or len(seeds) == len(sources),
+        f"The numbers of seeds and sources differ ({len(seeds or ())} and {len(sources)}); give "
+        "each source its own.",
+    )
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)

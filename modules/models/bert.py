@@ -107,6 +107,11 @@ class BertConfig:
             not self.next_sentence or self.segments >= 2,
             "next_sentence needs two segments; set segments to 2.",
         )
+        require(
+            self.pooler != "none" or self.pooler_dropout == 0,
+            "pooler_dropout is of a pooler, and there is none; choose a pooler, such as tanh, or "
+            "set head_dropout.",
+        )
         check_rates(self, "pooler_dropout", "head_dropout", "token_dropout")
 
 

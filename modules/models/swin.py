@@ -89,6 +89,10 @@ class SwinConfig:
                 f"pretrained_windows is {[*windows]}; give {len(self.depths)}, one for each stage.",
             )
         require(
+            windows is None or self.relative_bias != "table",
+            "pretrained_windows is of the second version; leave it out with relative_bias table.",
+        )
+        require(
             self.stack.conv_kernel is None
             and not (self.stack.causal or self.stack.cross_attention),
             "A Swin needs stack.causal, stack.cross_attention and stack.conv_kernel off.",

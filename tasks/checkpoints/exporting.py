@@ -84,9 +84,11 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
     suffix = f".{format}"
     if output is None:
         path = Path(best_checkpoint(ckpt_path))
-        output = str(
-            path.with_suffix(suffix) if is_file else path.with_name(f"{path.stem}_{format}")
-        )
+        if ckpt_path.startswith("hf/"):  # of the hub: in the current folder
+            path = Path(path.name)
+        path = path if path.name else path.resolve()
+        name = path.stem if path.suffix in FILE_SUFFIXES else path.name
+        output = str(path.with_name(f"{name}{suffix}" if is_file else f"{name}_{format}"))
     target = Path(output)
     if is_file and target.suffix != suffix:
         raise UsageError(
@@ -171,7 +173,16 @@ class NextTokenGraph(TextGraph):
 
 
 def write_text_graph(graph: TextGraph, metadata: dict[str, Any], folder: Path) -> str:
-    """Writes `model.onnx`, of any batch size and length; returns the code that runs it."""
+    """Writes `model.onnx`, of any batch size and length; returns the code that runs it.
+
+    Raises `UsageError` for models of one or two tokens, which torch cannot write.
+    """
+    longest = graph.net.config.max_length
+    if longest < 3:
+        raise UsageError(
+            f"max_length of the model is {longest}, and a graph needs at least 3: use --format "
+            "safetensors"
+        )
     # Sizes of 1 would become constants of the graph.
     examples = {name: torch.ones(2, 2, dtype=torch.int64) for name in graph.inputs}
     axes = {name: {0: "batch", 1: INPUTS[name][0]} for name in graph.inputs}

@@ -50,6 +50,18 @@ def write_graph(
             dynamic_shapes=dict(axes),
         )
     assert program is not None
+    remove_traces(program.model)
     kept = {name: json.dumps(metadata[name]) for name in KEPT if name in metadata}
     program.model.metadata_props.update(kept)
     program.save(path)
+
+
+def remove_traces(model: Any) -> None:
+    """Removes the lines of source code, with paths of this machine, that torch notes everywhere."""
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph.all_nodes():
+            for part in (node, *node.outputs):
+                part.metadata_props.clear()
+                part.doc_string = None
+        for value in graph.inputs:
+            value.metadata_props.clear()

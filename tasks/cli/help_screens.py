@@ -80,13 +80,19 @@ def take_help(arguments: list[str]) -> tuple[str | None, list[str]]:
 
     >>> take_help(["--preset=tiny", "--help", "model.net"])
     ('model.net', ['--preset=tiny'])
+    >>> take_help(["--help=all"])
+    ('all', [])
     """
+    for place, argument in enumerate(arguments):
+        name, has_value, topic = argument.partition("=")
+        if name == "--help" and has_value:
+            return topic, arguments[:place] + arguments[place + 1 :]
     for flag in ("--help", "-h"):
         if flag in arguments:
             start = arguments.index(flag)
-            topic = arguments[start + 1 : start + 2]
-            if topic and not topic[0].startswith("-"):
-                return topic[0], arguments[:start] + arguments[start + 2 :]
+            rest = arguments[start + 1 :]
+            if rest and not rest[0].startswith("-"):
+                return rest[0], arguments[:start] + rest[1:]
             return "", arguments[:start] + arguments[start + 1 :]
     return None, arguments
 

@@ -22,7 +22,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         format: hf: a folder with weights, config and palette for `from_pretrained`; onnx: a folder
             with a graph from `input_ids`, the start token and pixels of any number of images, to
             `logits` of the pixel that follows each, and the palette; safetensors: a file with our

@@ -1,5 +1,6 @@
 """The report of a laboratory: tables, verdicts, pictures and commands."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -63,7 +64,11 @@ def heading(plan: Plan, results: list[Result]) -> str:
         text += f"The runs have `{lab['overrides']}` instead of what the file says.\n\n"
     better = "higher" if lab["goal"] == "maximize" else "lower"
     text += f"The metric is `{lab['metric']}`; {better} is better. "
-    return f"{text}{finished} of {len(results)} runs are finished.\n\n"
+    text += f"{finished} of {len(results)} runs are finished."
+    values = [value for one in results for value in one.values.values()]
+    if finished and not any(map(math.isfinite, values)):
+        text += " None has the metric: it is not finite, or the options switch it off."
+    return f"{text}\n\n"
 
 
 def table_of_means(

@@ -86,7 +86,8 @@ def read_result(folder: Path, run: Run, metric: str) -> Result:
         done = [name for name in run.evaluations if is_evaluated(folder, run, name)]
         tests = {name: read_json(target / f"test_{name}" / "test.json") for name in done}
         tests |= {name: {} for name in run.evaluations if name not in done}
-        values = {name: float(test.get(metric, math.nan)) for name, test in tests.items()}
+        found = {name: test.get(metric) for name, test in tests.items()}  # None: not finite
+        values = {name: math.nan if one is None else float(one) for name, one in found.items()}
     elif isinstance(summary.get(metric), int | float):
         values[""] = float(summary[metric])
     elif summary:
@@ -103,9 +104,7 @@ def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
     rows = []
     for one in results:
         run = one.run
-        names = option_names(run.values)
-        row: dict[str, Any] = dict(zip(names, run.values.values(), strict=True))
-        row |= {"seed": run.seed, "state": one.state}
+        row: dict[str, Any] = {"seed": run.seed, "state": one.state}
         row |= {f"{metric} {name}".strip(): value for name, value in one.values.items()}
         row |= {name: one.summary.get(name) for name in tested if name not in row}
         row |= {
@@ -120,7 +119,9 @@ def write_runs(folder: Path, plan: Plan, results: list[Result]) -> None:
             "command": run.command,
             "tests": "; ".join(run.test_commands),
         }
-        rows.append(row)
+        names = option_names(run.values)
+        axes = [f"axis {name}" if name in row else name for name in names]
+        rows.append(dict(zip(axes, run.values.values(), strict=True)) | row)
     header = list(dict.fromkeys(name for row in rows for name in row))
     with replacing(folder / "runs.csv") as partial, open(partial, "w", newline="") as file:
         writer = csv.DictWriter(file, header, lineterminator="\n")

@@ -140,11 +140,11 @@ class Runner:
             if not is_same(self.folder, run):
                 print(f"{run.name} was started with other options: it starts anew", flush=True)
             shutil.rmtree(target)
-        if "--resume" not in arguments:
-            save_command(self.folder, run, evaluation)
-        if evaluation:
+        if evaluation:  # before the new command is saved, to which a result would then belong
             shutil.rmtree(target / f"test_{evaluation}", ignore_errors=True)
             refusal_file(self.folder, run, evaluation).unlink(missing_ok=True)
+        if "--resume" not in arguments:
+            save_command(self.folder, run, evaluation)
         with open(log_file(self.folder, run), "ab") as log:
             log_start = log.tell()
             process = subprocess.Popen(

@@ -178,6 +178,8 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
             f"{title}It is fitted to at least {MIN_VALUES} sizes N and {MIN_VALUES} numbers of "
             f"tokens D, without the largest run; there are {sizes} and {counts}.\n"
         )
+    if min(one.values[evaluation] for one in measured) <= 0:
+        return f"{title}It needs losses above 0, and at least one is not.\n"
     law, samples = fit_law(*runs)
     rows = [*zip(("E", "A", "alpha", "B", "beta"), law, samples, strict=True)]
     exponent = law.beta / (law.alpha + law.beta)

@@ -26,6 +26,7 @@ FILE_KEYS = (
     *("evaluations", "compare", "pictures", "scaling_law"),
 )
 REQUIRED_KEYS = ("title", "task", "seeds", "budget", "metric")
+MAX_NAME = 150  # bytes; file systems allow 255, and seed, evaluation and suffix follow
 RESERVED = ("run_dir", "resume", "seed_everything", "debug")  # options that the laboratory gives
 BUDGET_OPTIONS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 
@@ -154,6 +155,9 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     names = [setting.name for setting in settings]
     for name in names:
         require(names.count(name) == 1, f"{path}: axes", f"two settings would be named {name}")
+        is_short = len(name.encode()) <= MAX_NAME
+        advice = "name the values, as in {short: {option: value}}"
+        require(is_short, f"{path}: axes", f"{name} is too long for a folder's name: {advice}")
     before, before_task = read_before(content.get("before"), f"{path}: before")
     if steps is not None:
         settings = [replace(setting, budget={"steps": steps}) for setting in settings]
@@ -163,7 +167,7 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     taken = "it is the axis of the evaluations: use another name"
     require(not (evaluations and "evaluation" in axes), f"{path}: axes.evaluation", taken)
     known = [*axes, *(["evaluation"] if evaluations else [])]
-    has_law = bool(content.get("scaling_law", False))
+    has_law = checked_law(content.get("scaling_law", False), goal, f"{path}: scaling_law")
     overrides = [f"--steps {steps}"] if steps is not None else []
     if seeds is not None and seeds != content.get("seeds"):
         overrides.append(f"--seeds {','.join(map(str, seeds))}")
@@ -208,6 +212,7 @@ def nested(value: Any, where: str) -> dict[str, dict[str, Any]]:
     """Options by name, where each name is to be that of a file."""
     found = {name: mapping(item, f"{where}.{name}") for name, item in mapping(value, where).items()}
     for name in found:
+        require(name, where, "a name is empty")
         usable = as_file_name(name)
         require(name == usable, where, f"'{name}' cannot be a file's name: call it {usable}")
     return found
@@ -364,9 +369,18 @@ def checked_pictures(
             if key in options:
                 text = str(options[key])
                 require(text in names, f"{here}.{key}", unknown_name(text, names, "value"))
+        metric = options.get("metric", "")
+        require(isinstance(metric, str), f"{here}.metric", f"{metric!r} is no name: give one")
     if not found and known:
         return {"bars": {"kind": "bars", "x": known[0]}}
     return found
+
+
+def checked_law(value: Any, goal: str, where: str) -> bool:
+    """Whether a scaling law is fitted; its metric is a loss."""
+    require(isinstance(value, bool), where, f"give true or false, not {value!r}")
+    require(not value or goal == "minimize", where, "it needs a loss, so metric.goal minimize")
+    return bool(value)
 
 
 def default_folder(path: str) -> Path:

@@ -31,36 +31,36 @@ def refusal_file(folder: Path, run: Run, evaluation: str) -> Path:
 
 
 def command_file(folder: Path, run: Run, evaluation: str = "") -> Path:
-    """Holds the arguments of a training, or of an evaluation after it, that was started."""
+    """Holds task and arguments of a training, or of an evaluation after it, that was started."""
     name = f"{run.name},{evaluation}" if evaluation else run.name
     return folder / "logs" / f"{name}.command"
 
 
 def save_command(folder: Path, run: Run, evaluation: str) -> None:
-    """Keeps the arguments of what is started."""
-    write_text(command_file(folder, run, evaluation), arguments_line(run, evaluation))
-
-
-def arguments_line(run: Run, evaluation: str = "") -> str:
-    """Arguments without the laboratory's folder, which may be moved or named in another way."""
-    return shlex.join(movable(run, evaluation)) + "\n"
+    """Keeps task and arguments of what is started."""
+    line = shlex.join(movable(run, evaluation))
+    write_text(command_file(folder, run, evaluation), f"{line}\n")
 
 
 def movable(run: Run, evaluation: str = "") -> list[str]:
-    """Arguments of a training, or of an evaluation after it, without the laboratory's folder."""
+    """Task and arguments of a training, or of an evaluation after it, without the lab's folder.
+
+    The folder may be moved, or named in another way.
+    """
     arguments = run.evaluations[evaluation] if evaluation else run.arguments
     planned = Path(*run.arguments[-1:]).parent.parent  # they end with the training's own folder
-    return [re.sub(rf"^{re.escape(str(planned))}(?=/|$)", ".", word) for word in arguments]
+    words = [re.sub(rf"^{re.escape(str(planned))}(?=/|$)", ".", word) for word in arguments]
+    return [run.task, *words]
 
 
 def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
-    """Whether what is there was started with the arguments of the plan.
+    """Whether what is there was started with the task and the arguments of the plan.
 
-    True for folders of earlier versions, which do not say.
+    True for folders of earlier versions, which do not say, or say no task.
     """
     path = command_file(folder, run, evaluation)
-    planned = arguments_line(run, evaluation)  # quoted where a folder's name needs it
-    return not path.exists() or shlex.split(path.read_text()) == shlex.split(planned)
+    planned = movable(run, evaluation)
+    return not path.exists() or shlex.split(path.read_text()) in (planned, planned[1:])
 
 
 def is_trained(folder: Path, run: Run) -> bool:

@@ -6,7 +6,12 @@ from typing import Any
 
 def markdown(header: list[str], rows: list[list[Any]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+    return "\n".join(f"| {' | '.join(map(as_cell, line))} |" for line in lines) + "\n"
+
+
+def as_cell(value: Any) -> str:
+    """A text that neither ends the cell nor the line."""
+    return " ".join(str(value).splitlines()).replace("|", "\\|")
 
 
 def format_number(value: float) -> str:

@@ -22,7 +22,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         format: hf: a folder with weights, config and tokenizer for `from_pretrained`; onnx: a
             folder with a graph from `input_ids`, of any batch size and any length up to the
             context, to `logits` of the token that follows each, and the tokenizer; safetensors: a

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, dropwhile
 from typing import Any
 
 import torch
@@ -66,8 +66,15 @@ class TextInspector(Inspector):
         return [(self.text(self.tokenizer, row),) for row in batch["tokens"].tolist()]
 
     def text(self, tokenizer: Any, ids: Sequence[int]) -> str:
-        """Without special tokens, and without targets that are ignored."""
+        """Without special tokens, and without targets that are ignored; warns of unknown words."""
         special = {*tokenizer.special_ids.known().values(), IGNORE_INDEX}
+        unknown = [*ids].count(tokenizer.special_ids.unk)
+        if unknown:
+            warnings.warn(
+                f"the tokenizer does not know {unknown} of the words of a test sample: the text "
+                "here leaves them out",
+                stacklevel=2,
+            )
         text: str = tokenizer.decode([token for token in ids if token not in special])
         return text
 
@@ -157,6 +164,12 @@ class MaskedInspector(TextInspector):
         """As in the base class; masks are known."""
         pieces = (text.split(self.model.mask_token) for text in texts)
         super().warn_unknown(tokenizer, *chain.from_iterable(pieces))
+
+    def text(self, tokenizer: Any, ids: Sequence[int]) -> str:
+        """As in the base class, without the rest of a word that the window cuts."""
+        cls, *others = ids
+        rest = dropwhile(lambda token: not tokenizer.starts_word[token], others)
+        return super().text(tokenizer, [cls, *rest])
 
     def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
         ids = torch.tensor(self.ids(*inputs))

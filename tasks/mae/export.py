@@ -24,9 +24,9 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         ckpt_path: Checkpoint that `fit` wrote.
         format: hf: a folder with weights, config and normalisation for
             `ViTMAEForPreTraining.from_pretrained`; onnx: a graph from pixels in [0, 1] to
-            `last_hidden_state`, the encoder's vectors of the class token, if there is one, and of
-            all patches, none masked; safetensors: a file with our own names, config and the data's
-            metadata in the header, which `tasks.vit fit --model.pretrained` takes.
+            `last_hidden_state`, the encoder's vectors of class and register tokens, if there are
+            any, and of all patches, none masked; safetensors: a file with our own names, config and
+            the data's metadata in the header, which `tasks.vit fit --model.pretrained` takes.
         output: Folder or file to write; null: beside the checkpoint.
     """
     target = export_target(ckpt_path, format, output, is_file=format != "hf")

@@ -27,7 +27,7 @@ from tasks.profiling.files import write_profile
 from tasks.profiling.formulas import Part
 from tasks.profiling.networks import DEFAULTS, NETWORKS, Network, check_length, main_stacks, resized
 from tasks.profiling.parts import kv_cache_values
-from tasks.profiling.report import Profile, print_profile
+from tasks.profiling.report import Profile, print_profile, used
 from tasks.profiling.timing import AXES, BYTES_PER_PARAMETER, Point, measure
 from tasks.training.throughput import matmul_peak
 
@@ -153,7 +153,7 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
             )
             advance(1)
     found.points.extend(points)
-    found.assumed = [name for name in assumed if name in found.sizes]
+    found.assumed = [name for name, _ in used(found) if name in assumed]
     found.no_times = why_not_measured(points, options, device)
     if not found.no_times:
         with progress_bar("measuring", len(points) * (options.repetitions + 1)) as advance:
@@ -335,15 +335,18 @@ def hidden_widths(config: Any) -> list[int]:
 
 
 def own_variants(config: Any, prefix: str = "") -> list[str]:
-    """Variants in a config that the library does not have, such as 'stack.norm "mine"'.
+    """Variants in a config that have no formula, such as 'stack.norm "mine"'.
 
-    Initial weights are not among them, since they change neither parameters nor FLOP.
+    Those that the library does not have, and activations that are computed again. Start values are
+    not among them, since they change neither parameters nor FLOP.
     """
     found = []
     for name, annotation in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):
             found += own_variants(value, f"{prefix}{name}.")
+        elif name == "checkpoint_activations":  # whose recomputation has no formula
+            found += [f"{prefix}{name} true"] * value
         elif name in UNLISTED:
             is_own = not UNLISTED[name][value].__module__.startswith("modules.")
             found += [f'{prefix}{name} "{value}"'] * is_own

@@ -40,7 +40,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     """Write a checkpoint's weights for transformers, ONNX Runtime or any reader of safetensors.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout.
         format: hf: a folder with weights, config and tokenizers for `from_pretrained`, as Marian,
             BART or T5, with a separate target tokenizer in its folder `target_tokenizer`; onnx: a
             folder with a graph from `input_ids` and `attention_mask` of the source and

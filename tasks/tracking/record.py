@@ -55,6 +55,7 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
     Of equal values the latest, as in `best.ckpt`.
     """
     found = [(float(row[task.monitor]), int(row["epoch"])) for row in rows if task.monitor in row]
+    found = [pair for pair in found if math.isfinite(pair[0])] or found
     if not found:
         return {}
     best = max if task.monitor_mode == "max" else min

@@ -334,6 +334,8 @@ def test_rollout_is_the_papers() -> None:
         expected = torch.einsum("bij,bjk->bik", step, expected)
     close(rollout([*layers]), expected)
     close(rollout([*layers]).sum(-1), torch.ones(2, 5))
+    close(rollout([*(layers * torch.rand(3, 2, 4, 5, 1))]), expected)  # rows are scaled
+    close(entropy(layers / 2), entropy(layers))
 
 
 def test_losses_and_neighbours() -> None:
