@@ -191,11 +191,7 @@ def translate(
         ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources; there is no
             model, or there are several with different target vocabularies or a repetition penalty.
     """
-    require(
-        seeds is None or len(seeds) == len(sources),
-        f"The numbers of seeds and sources differ ({len(seeds or ())} and {len(sources)}); give "
-        "each source its own.",
-    )
+    require(seeds is None or len(seeds) == len(sources), "Give as many seeds as sources.")
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)

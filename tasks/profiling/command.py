@@ -153,7 +153,7 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
             )
             advance(1)
     found.points.extend(points)
-    found.assumed = [name for name, _ in used(found) if name in assumed]
+    found.assumed = [name for name in assumed if name in dict(used(found))]
     found.no_times = why_not_measured(points, options, device)
     if not found.no_times:
         with progress_bar("measuring", len(points) * (options.repetitions + 1)) as advance:

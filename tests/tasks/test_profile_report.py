@@ -25,8 +25,15 @@ def test_sizes_that_data_decide_are_said(console: Console) -> None:
     out = " ".join(console.printed(line, "bert")[0].split())
     assert "hidden width of feed-forward 176" in out
     assert "Assumed, since data decide in a training: K, V, T" in out
+    assert "decide in a training: V, T;" in " ".join(console.printed(line, "mlm")[0].split())
     out = " ".join(console.printed(f"{line} --vocabulary 500 --lengths 64", "bert")[0].split())
     assert "V 500 (vocabulary)" in out and "decide in a training: K parameters" in out
+
+
+def test_activations_that_are_computed_again_are_named(console: Console) -> None:
+    line = "profile --max_minutes 1e-9 --model.net.stack.checkpoint_activations true"
+    out = " ".join(console.printed(line, "bert")[0].split())
+    assert "the FLOP, because of stack.checkpoint_activations true: they are counted only" in out
 
 
 @pytest.mark.parametrize("task", ["lm", "bert"])

@@ -19,13 +19,19 @@ from safetensors.torch import load_file
 
 from modules.models.images import IMAGE_PRESETS
 from modules.models.vit import ViT
-from tasks.checkpoints.exporting import new_folder
+from tasks.checkpoints.exporting import (
+    NextTokenGraph,
+    export_target,
+    new_folder,
+    write_text_graph,
+)
 from tasks.errors import UsageError
 from tasks.vit.export import write_onnx
-from tests.helpers.command import Console, run
+from tests.helpers.command import Console, Patch, run
 from tests.helpers.images import random_image
 from tests.helpers.results import same
 from tests.helpers.tiny import SHORT, write_images
+from tests.helpers.tiny_models import tiny
 from tests.tasks.vit.test_timm import trained
 
 Fit = Callable[[str], Path]
@@ -212,6 +218,29 @@ def test_names_that_do_not_fit_the_format(
     """Before a checkpoint is read: this one does not exist."""
     line = f"export --ckpt_path none.ckpt --format {format} --output {output}"
     console.refused(line, f"--output {output}", says, task=task)
+
+
+@pytest.mark.parametrize("source, format, written", [
+    ("runs/a/checkpoints/best.ckpt", "onnx", "runs/a/checkpoints/best.onnx"),
+    ("my.model.v1", "hf", "my.model.v1_hf"),
+    ("my.model.v1", "safetensors", "my.model.v1.safetensors"),
+    ("hf/someone/qwen2.5", "hf", "qwen2.5_hf"),
+])  # fmt: skip
+def test_names_without_output(source: str, format: str, written: str) -> None:
+    assert export_target(source, format, None, format != "hf") == Path(written)
+
+
+def test_an_export_of_the_current_folder_lies_beside_it(monkeypatch: Patch) -> None:
+    Path("in").mkdir()
+    monkeypatch.chdir("in")
+    assert export_target(".", "hf", None, False) == Path.cwd().parent / "in_hf"
+
+
+def test_a_model_of_two_tokens_has_no_graph() -> None:
+    graph = NextTokenGraph(tiny("gpt", max_length=2))
+    with pytest.raises(UsageError, match="max_length of the model is 2.*safetensors"):
+        write_text_graph(graph, {}, Path())
+    write_text_graph(NextTokenGraph(tiny("gpt", max_length=3)), {}, Path())
 
 
 @pytest.mark.parametrize(

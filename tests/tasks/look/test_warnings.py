@@ -1,9 +1,13 @@
 """What `look` says of inputs that the network does not read as they are, or that are missing."""
 
+import re
 from pathlib import Path
 
 import pytest
+import tessera
+import torch
 
+from tasks.look.inspectors import inspector_of
 from tests.helpers.command import Console
 from tests.helpers.page import content, tab_views
 from tests.helpers.tiny import picture
@@ -45,6 +49,27 @@ def test_unknown_words_are_named(
     said = [text for text in out.splitlines() if "does not know" in text]
     for text, word in zip(said, unknown, strict=True):
         assert f"does not know {word!r}: " in text and "[UNK]" in text
+
+
+def test_unknown_words_of_test_samples_are_counted(tmp_path: Path, console: Console) -> None:
+    options = "--data.tokenizer.kind word --data.tokenizer.vocabulary 40 --trainer.max_steps 2"
+    small = "--model.net.stack.width 16 --model.net.stack.depth 1 --model.net.stack.heads 2"
+    run_dir = f"--trainer.limit_test_batches 1 --run_dir {tmp_path / 'r'}"
+    console.printed(f"fit {options} {small} {run_dir}", "bert")
+    out, _ = console.printed(f"look --ckpt_path {tmp_path / 'r'} --samples 1 {FAST}", "bert")
+    assert re.search(r"does not know \d+ of the words of a test sample", out)
+
+
+def test_a_window_begins_with_a_word(runs: Path) -> None:
+    """The pieces of a word that it cuts would be read as others."""
+    model = tessera.load(runs / "mlm", kind=tessera.MaskedLanguageModel)
+    inspector = inspector_of("mlm", model)
+    tokenizer = model.tokenizer
+    pieces = [token for token, starts in enumerate(tokenizer.starts_word) if not starts][:2]
+    words = model.token_ids("a good film")
+    row = torch.tensor([[words[0], *pieces, *words[1:]]])
+    ((text,),) = inspector.inputs({"tokens": row})
+    assert len(pieces) == 2 and model.token_ids(text) == words
 
 
 def test_only_the_first_ten_unknown_words_are_named(runs: Path, console: Console) -> None:

@@ -83,6 +83,8 @@ def test_figures(monkeypatch: Patch) -> None:
 def test_of_equal_validations_the_latest_is_the_best() -> None:
     rows = [{"epoch": str(n), "val/acc": f"0.{score}"} for n, score in enumerate((5, 7, 7, 6), 1)]
     assert best_validation(rows, ViTTask()) == {"best val/acc": 0.7, "best epoch": 3}
+    rows.append({"epoch": "5", "val/acc": "nan"})
+    assert best_validation(rows, ViTTask()) == {"best val/acc": 0.7, "best epoch": 3}
 
 
 def test_summary(finished: Path) -> None:
