@@ -37,8 +37,7 @@ def attention(
         mask: Who may attend to whom, such as `padding(padding_mask) & causal(N)` of
             `modules.masks`; a query that may attend to nothing gives zeros.
         dropout: Probability of dropping a weight.
-        score_fn: Computes the scores before softmax, which `mask` changes in place; None:
-            q k^T / sqrt(D).
+        score_fn: Computes the scores before softmax, (B, H, N, M); None: q k^T / sqrt(D).
         on_weights: Called with the weights, (B, H, N, M), before dropout; what it returns, unless
             it is None, takes their place.
 
@@ -67,7 +66,7 @@ def attention(
     if queries_per_key > 1:
         k = k.repeat_interleave(queries_per_key, 1)  # (B, H, M, D)
         v = v.repeat_interleave(queries_per_key, 1)  # (B, H, M, V)
-    # A copy, as `add_to` works in place, and the gradient of `score_fn` may need its result.
+    # A copy, as `add_to` works in place, and autograd may need the result of `score_fn`.
     scores = (q * q.shape[-1] ** -0.5) @ k.mT if score_fn is None else score_fn(q, k).clone()
     weights = mask.add_to(upcast(scores)).softmax(-1)
     if on_weights is not None:

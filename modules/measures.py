@@ -1,6 +1,7 @@
 """What attention weights and other activations say: numbers without units unless said.
 
-Weights are (..., N, M): from N queries to M keys, with rows that sum to 1.
+Weights are (..., N, M): from N queries to M keys, with rows that sum to 1, or to less where windows
+are filled up.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ from modules.position import grid_positions
 def entropy(weights: Tensor) -> Tensor:
     """-sum(w log w) of each query's weights, in nats: (..., N, M) -> (..., N).
 
-    0: all attention is on one key; log M: on all alike. Rows that sum to less than 1, as where
-    windows are filled up, are scaled.
+    0: all attention is on one key; log M: on all alike. Rows are first divided by their sums, which
+    are below 1 where windows are filled up.
     """
     return torch.special.entr(with_sums_of_1(weights)).sum(-1)
 
@@ -70,7 +71,8 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
     """Attention to the input over all layers: the product of (W + I) / 2 (Abnar & Zuidema 2020).
 
     Args:
-        layers: Weights of each layer's self-attention, (B, H, N, N), whose heads are averaged.
+        layers: Weights of each layer's self-attention, (B, H, N, N), whose heads are averaged after
+            rows are divided by their sums.
 
     Returns:
         (B, N, N), rows sum to 1.

@@ -16,8 +16,8 @@ def parameter_roles(net: nn.Module) -> dict[str, Role]:
     """One role for each parameter of `net`, by name (shared ones under their first name).
 
     - "matrix": weights of hidden linear layers and convolutions; for Muon, with weight decay.
-    - "table": weights of input and output layers: first layers of pixels, embeddings, classifiers;
-      for AdamW, with weight decay.
+    - "table": weights of input and output layers: embeddings, the first layer of a patch embedding,
+      classifiers; for AdamW, with weight decay.
     - "scalar": all others: biases, norms, scales, positions, class tokens and the like, learned
       queries; for AdamW, without weight decay.
     """
@@ -53,10 +53,9 @@ def parameter_depths(net: nn.Module) -> dict[str, int]:
         if block and block[0] not in blocks:
             blocks.append(block[0])
         depths[name] = len(blocks) + (block is None and bool(blocks))
-    # An encoder-decoder registers its output layer before its blocks, and the positions and the
-    # norm of its decoder after those of the encoder.
+    # An encoder-decoder registers its output layer before its blocks, and positions and embedding
+    # norm of its decoder after the encoder. The decoder of a masked autoencoder does follow.
     last = [name for name in depths if name.startswith(("unembed.", "head."))]
-    first = [name for name in depths if name.startswith(("decoder.position.", "decoder.norm."))]
-    if not isinstance(net, Seq2Seq):  # the decoder of a masked autoencoder follows its encoder
-        first = []
+    inputs = ("decoder.position.", "decoder.norm.") if isinstance(net, Seq2Seq) else ()
+    first = [name for name in depths if name.startswith(inputs)]
     return depths | dict.fromkeys(last, len(blocks) + 1) | dict.fromkeys(first, 0)

@@ -1,5 +1,7 @@
 """Many vectors to one: (B, N, E) -> (B, E); `padding_mask` (B, N) is False at padding."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -131,9 +133,10 @@ POOLINGS: dict[str, type[Pooling]] = {
 def check_pool(name: str, stack: StackConfig) -> None:
     """Raises `ValueError` unless a pooling has this name and fits the stack."""
     check_choice("pool", name, POOLINGS)
+    pooling: Any = POOLINGS[name]  # an entry of one's own may be anything
     require(
-        issubclass(POOLINGS[name], Pooling),
-        f'pool "{name}" is no subclass of modules.pooling.Pooling, which says what it reads.',
+        isinstance(pooling, type) and issubclass(pooling, Pooling),
+        f'pool "{name}" must be a subclass of modules.pooling.Pooling, which says what it reads.',
     )
     require(
         POOLINGS[name] is not AttentionPooling or stack.width % stack.heads == 0,

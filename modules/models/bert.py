@@ -109,8 +109,8 @@ class BertConfig:
         )
         require(
             self.pooler != "none" or self.pooler_dropout == 0,
-            "pooler_dropout is of a pooler, and there is none; choose a pooler, such as tanh, or "
-            "set head_dropout.",
+            "pooler_dropout has no effect without a pooler; choose a pooler, such as tanh, or set "
+            "head_dropout.",
         )
         check_rates(self, "pooler_dropout", "head_dropout", "token_dropout")
 

@@ -90,7 +90,8 @@ class SwinConfig:
             )
         require(
             windows is None or self.relative_bias != "table",
-            "pretrained_windows is of the second version; leave it out with relative_bias table.",
+            "pretrained_windows has no effect with relative_bias table; leave it out, or set "
+            "relative_bias to mlp.",
         )
         require(
             self.stack.conv_kernel is None

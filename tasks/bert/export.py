@@ -21,7 +21,7 @@ from tasks.cli.app import program
 from tasks.errors import UsageError
 
 
-class FromTokens(TextGraph):
+class ClassifierGraph(TextGraph):
     """A classifier of texts."""
 
     inputs = ("input_ids", "attention_mask")
@@ -31,8 +31,8 @@ class FromTokens(TextGraph):
         return self.net(input_ids, attention_mask.bool())
 
 
-class TokensFromTokens(FromTokens):
-    """A masked language model likewise."""
+class MaskedLMGraph(ClassifierGraph):
+    """A masked language model."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """(B, N) twice, the mask 0 at padding -> logits (B, N, V)."""
@@ -40,9 +40,9 @@ class TokensFromTokens(FromTokens):
 
 
 # Network and graph of each task.
-NETWORKS: dict[str, tuple[type[nn.Module], type[FromTokens]]] = {
-    "bert": (BertClassifier, FromTokens),
-    "mlm": (BertMaskedLM, TokensFromTokens),
+NETWORKS: dict[str, tuple[type[nn.Module], type[ClassifierGraph]]] = {
+    "bert": (BertClassifier, ClassifierGraph),
+    "mlm": (BertMaskedLM, MaskedLMGraph),
 }
 
 

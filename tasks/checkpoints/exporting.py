@@ -86,7 +86,7 @@ def export_target(ckpt_path: str, format: str, output: str | None, is_file: bool
         path = Path(best_checkpoint(ckpt_path))
         if ckpt_path.startswith("hf/"):  # of the hub: in the current folder
             path = Path(path.name)
-        path = path if path.name else path.resolve()
+        path = path.resolve() if path.name in ("", "..") else path
         name = path.stem if path.suffix in FILE_SUFFIXES else path.name
         output = str(path.with_name(f"{name}{suffix}" if is_file else f"{name}_{format}"))
     target = Path(output)
@@ -132,18 +132,18 @@ def export_model(
         net: The network.
         metadata: Of its data.
         target: Of `export_target`.
-        format: hf: a folder with weights, config and tokenizer; onnx: what `write_onnx` writes, in
-            a folder with the tokenizer; safetensors: a file.
+        format: hf: a folder with weights and config; onnx: what `write_onnx` writes, a file or in
+            a folder; safetensors: a file.
         convert: See `Convert`; its `ValueError` says why Hugging Face has no such model.
         write_onnx: Writes a graph, and returns the code that runs it.
-        write_more: Writes the other files of a folder.
+        write_more: Writes the other files of a folder, such as the tokenizer.
     """
-    others = "onnx or safetensors"
     writers: dict[str, Callable[[Path], str]] = {
-        "hf": lambda folder: write_huggingface(net, folder, convert, lambda: others),
+        "hf": lambda folder: write_huggingface(net, folder, convert, lambda: "onnx or safetensors"),
         "onnx": write_onnx,
         "safetensors": lambda file: write_safetensors(task, net, metadata, file),
     }
+    # `export_target` has checked that only files have such a suffix.
     new = new_file if target.suffix in FILE_SUFFIXES else new_folder
     with new(target) as partial:
         hint = writers[format](partial)
@@ -153,7 +153,7 @@ def export_model(
 
 
 class TextGraph(nn.Module):
-    """A network from tokens to logits; `inputs` are the arguments of `forward`, of `INPUTS`."""
+    """A network from tokens to logits. `inputs` names the arguments of `forward`, of `INPUTS`."""
 
     inputs: tuple[str, ...]
 
@@ -163,7 +163,7 @@ class TextGraph(nn.Module):
 
 
 class NextTokenGraph(TextGraph):
-    """A decoder."""
+    """A language model, of text or of pixels."""
 
     inputs = ("input_ids",)
 
@@ -175,7 +175,7 @@ class NextTokenGraph(TextGraph):
 def write_text_graph(graph: TextGraph, metadata: dict[str, Any], folder: Path) -> str:
     """Writes `model.onnx`, of any batch size and length; returns the code that runs it.
 
-    Raises `UsageError` for models of one or two tokens, which torch cannot write.
+    Raises `UsageError` if `max_length` is below 3, which torch cannot export with any length.
     """
     longest = graph.net.config.max_length
     if longest < 3:

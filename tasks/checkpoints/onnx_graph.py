@@ -29,7 +29,7 @@ def write_graph(
         examples: Each input by its name.
         axes: For each input, names of the axes that may have another size than in the examples.
         metadata: Of the data.
-        path: File to write; weights of more than 2 GB are in another one, beside it.
+        path: File to write; torch writes weights of more than 1.5 GiB to PATH.data beside it.
         output: Name of the output.
 
     Raises:
@@ -57,7 +57,7 @@ def write_graph(
 
 
 def remove_traces(model: Any) -> None:
-    """Removes the lines of source code, with paths of this machine, that torch notes everywhere."""
+    """Removes the stack traces, with paths of this machine, that torch stores with each node."""
     for graph in (model.graph, *model.functions.values()):
         for node in graph.all_nodes():
             for part in (node, *node.outputs):

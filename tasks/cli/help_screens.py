@@ -93,7 +93,7 @@ def take_help(arguments: list[str]) -> tuple[str | None, list[str]]:
             rest = arguments[start + 1 :]
             if rest and not rest[0].startswith("-"):
                 return rest[0], arguments[:start] + rest[1:]
-            return "", arguments[:start] + arguments[start + 1 :]
+            return "", arguments[:start] + rest
     return None, arguments
 
 

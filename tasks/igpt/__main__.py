@@ -20,7 +20,7 @@ APP = App(
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_pixels"),
         "probe": ("classify images by the features of each layer", "tasks.igpt.probe:probe"),
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.igpt.export:export",
         ),
         "profile": (

@@ -67,7 +67,8 @@ def heading(plan: Plan, results: list[Result]) -> str:
     text += f"{finished} of {len(results)} runs are finished."
     values = [value for one in results for value in one.values.values()]
     if finished and not any(map(math.isfinite, values)):
-        text += " None has the metric: it is not finite, or the options switch it off."
+        text += " None has the metric: it is not finite, the options switch it off, or the tests "
+        text += "were refused."
     return f"{text}\n\n"
 
 

@@ -86,7 +86,8 @@ def read_result(folder: Path, run: Run, metric: str) -> Result:
         done = [name for name in run.evaluations if is_evaluated(folder, run, name)]
         tests = {name: read_json(target / f"test_{name}" / "test.json") for name in done}
         tests |= {name: {} for name in run.evaluations if name not in done}
-        found = {name: test.get(metric) for name, test in tests.items()}  # None: not finite
+        # None: not finite, or missing
+        found = {name: test.get(metric) for name, test in tests.items()}
         values = {name: math.nan if one is None else float(one) for name, one in found.items()}
     elif isinstance(summary.get(metric), int | float):
         values[""] = float(summary[metric])

@@ -140,7 +140,8 @@ class Runner:
             if not is_same(self.folder, run):
                 print(f"{run.name} was started with other options: it starts anew", flush=True)
             shutil.rmtree(target)
-        if evaluation:  # before the new command is saved, to which a result would then belong
+        # First, or after a kill in between the old result would count for the new command.
+        if evaluation:
             shutil.rmtree(target / f"test_{evaluation}", ignore_errors=True)
             refusal_file(self.folder, run, evaluation).unlink(missing_ok=True)
         if "--resume" not in arguments:

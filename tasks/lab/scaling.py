@@ -179,7 +179,7 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
             f"tokens D, without the largest run; there are {sizes} and {counts}.\n"
         )
     if min(one.values[evaluation] for one in measured) <= 0:
-        return f"{title}It needs losses above 0, and at least one is not.\n"
+        return f"{title}It needs losses above 0, and not all are.\n"
     law, samples = fit_law(*runs)
     rows = [*zip(("E", "A", "alpha", "B", "beta"), law, samples, strict=True)]
     exponent = law.beta / (law.alpha + law.beta)

@@ -26,7 +26,9 @@ FILE_KEYS = (
     *("evaluations", "compare", "pictures", "scaling_law"),
 )
 REQUIRED_KEYS = ("title", "task", "seeds", "budget", "metric")
-MAX_NAME = 150  # bytes; file systems allow 255, and seed, evaluation and suffix follow
+# Bytes of the names of settings, and of evaluations and pictures. File systems allow 255 for both,
+# a seed and a suffix.
+MAX_NAME, MAX_NESTED = 150, 50
 RESERVED = ("run_dir", "resume", "seed_everything", "debug")  # options that the laboratory gives
 BUDGET_OPTIONS = ("trainer.max_steps", "trainer.max_epochs", "trainer.max_time")
 
@@ -155,9 +157,8 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     names = [setting.name for setting in settings]
     for name in names:
         require(names.count(name) == 1, f"{path}: axes", f"two settings would be named {name}")
-        is_short = len(name.encode()) <= MAX_NAME
-        advice = "name the values, as in {short: {option: value}}"
-        require(is_short, f"{path}: axes", f"{name} is too long for a folder's name: {advice}")
+        too_long = f"{name} is too long for a folder's name: name the values of the axis"
+        require(len(name.encode()) <= MAX_NAME, f"{path}: axes", too_long)
     before, before_task = read_before(content.get("before"), f"{path}: before")
     if steps is not None:
         settings = [replace(setting, budget={"steps": steps}) for setting in settings]
@@ -213,6 +214,8 @@ def nested(value: Any, where: str) -> dict[str, dict[str, Any]]:
     found = {name: mapping(item, f"{where}.{name}") for name, item in mapping(value, where).items()}
     for name in found:
         require(name, where, "a name is empty")
+        is_short = len(name.encode()) <= MAX_NESTED
+        require(is_short, where, f"{name} is too long for a file's name")
         usable = as_file_name(name)
         require(name == usable, where, f"'{name}' cannot be a file's name: call it {usable}")
     return found
@@ -370,16 +373,17 @@ def checked_pictures(
                 text = str(options[key])
                 require(text in names, f"{here}.{key}", unknown_name(text, names, "value"))
         metric = options.get("metric", "")
-        require(isinstance(metric, str), f"{here}.metric", f"{metric!r} is no name: give one")
+        require(isinstance(metric, str), f"{here}.metric", f"give a name, not {metric!r}")
     if not found and known:
         return {"bars": {"kind": "bars", "x": known[0]}}
     return found
 
 
 def checked_law(value: Any, goal: str, where: str) -> bool:
-    """Whether a scaling law is fitted; its metric is a loss."""
+    """Whether a scaling law is fitted. Raises `UsageError` unless the goal is to minimize."""
     require(isinstance(value, bool), where, f"give true or false, not {value!r}")
-    require(not value or goal == "minimize", where, "it needs a loss, so metric.goal minimize")
+    is_loss = goal == "minimize"
+    require(is_loss or not value, where, "it is fitted to a loss: set metric.goal to minimize")
     return bool(value)
 
 

@@ -10,7 +10,7 @@ def markdown(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def as_cell(value: Any) -> str:
-    """A text that neither ends the cell nor the line."""
+    """A value as text without line breaks, with | escaped."""
     return " ".join(str(value).splitlines()).replace("|", "\\|")
 
 

@@ -21,7 +21,7 @@ APP = App(
         "score": ("loss, perplexity and bits per byte of a text", "tasks.lm.score:score"),
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_language"),
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.lm.export:export",
         ),
         "profile": (

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain, dropwhile
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -71,8 +71,8 @@ class TextInspector(Inspector):
         unknown = [*ids].count(tokenizer.special_ids.unk)
         if unknown:
             warnings.warn(
-                f"the tokenizer does not know {unknown} of the words of a test sample: the text "
-                "here leaves them out",
+                f"the tokenizer does not know {unknown} tokens of a test sample: they are missing "
+                "in the text shown",
                 stacklevel=2,
             )
         text: str = tokenizer.decode([token for token in ids if token not in special])
@@ -166,10 +166,11 @@ class MaskedInspector(TextInspector):
         super().warn_unknown(tokenizer, *chain.from_iterable(pieces))
 
     def text(self, tokenizer: Any, ids: Sequence[int]) -> str:
-        """As in the base class, without the rest of a word that the window cuts."""
+        """As in the base class, without the ##pieces of a word that the chunk cuts."""
         cls, *others = ids
-        rest = dropwhile(lambda token: not tokenizer.starts_word[token], others)
-        return super().text(tokenizer, [cls, *rest])
+        pieces = tokenizer.convert_ids_to_tokens(others)
+        cut = [*takewhile(lambda piece: piece.startswith("##"), pieces)]
+        return super().text(tokenizer, [cls, *others[len(cut) :]])
 
     def outputs(self, logits: Tensor, reference: Tensor, inputs: Sequence[Any]) -> dict[str, float]:
         ids = torch.tensor(self.ids(*inputs))

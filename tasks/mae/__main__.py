@@ -22,7 +22,7 @@ APP = App(
     extra_commands={
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_encoders"),
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.mae.export:export",
         ),
         "profile": (

@@ -322,7 +322,7 @@ def count(network: Network, name: str, config: Any, length: int, device: str) ->
         activations=activations,
         kv_values=kv_cache_values(config) if is_decoder else None,
         device=device,
-        variants=own_variants(config),
+        variants=variants_without_formula(config),
         hidden=hidden_widths(config),
     )
 
@@ -334,17 +334,17 @@ def hidden_widths(config: Any) -> list[int]:
     return list(dict.fromkeys(s.resolved.mlp_width for s in main_stacks(config).values()))
 
 
-def own_variants(config: Any, prefix: str = "") -> list[str]:
-    """Variants in a config that have no formula, such as 'stack.norm "mine"'.
+def variants_without_formula(config: Any, prefix: str = "") -> list[str]:
+    """Options in a config that no formula covers, such as 'stack.norm "mine"'.
 
-    Those that the library does not have, and activations that are computed again. Start values are
-    not among them, since they change neither parameters nor FLOP.
+    These are variants of the user's own, and `checkpoint_activations`. `init` is not among them,
+    since it changes neither parameters nor FLOP.
     """
     found = []
     for name, annotation in get_type_hints(type(config)).items():
         value = getattr(config, name)
         if is_dataclass(value):
-            found += own_variants(value, f"{prefix}{name}.")
+            found += variants_without_formula(value, f"{prefix}{name}.")
         elif name == "checkpoint_activations":  # whose recomputation has no formula
             found += [f"{prefix}{name} true"] * value
         elif name in UNLISTED:

@@ -44,7 +44,7 @@ class Profile:
         device: On which times are measured.
         points: Sizes that were asked for, the first lengths of the base.
         no_times: Why there are no times; empty: there are.
-        variants: Of the user's own, such as 'stack.norm "mine"'.
+        variants: Options that no formula covers, such as 'stack.norm "mine"'.
         hidden: Widths of the hidden layers of feed-forward parts.
         assumed: Symbols of sizes that come from data in a training, and are assumed here.
     """

@@ -23,7 +23,7 @@ APP = App(
         "attend": ("draw the cross-attention of a translation", "tasks.seq2seq.attend:attend"),
         "look": ("show attention, heads and positions", "tasks.look.command:look_at_pairs"),
         "export": (
-            "write a checkpoint's weights for Hugging Face or safetensors",
+            "write a checkpoint's weights for Hugging Face, ONNX or safetensors",
             "tasks.seq2seq.export:export",
         ),
         "profile": (

@@ -24,7 +24,7 @@ from tasks.seq2seq.architectures import TARGET_FOLDER, load_model
 from tasks.seq2seq.decoding import generation_settings
 
 
-class FromSourceAndTarget(TextGraph):
+class EncoderDecoderGraph(TextGraph):
     """An encoder-decoder."""
 
     inputs = ("input_ids", "attention_mask", "decoder_input_ids")
@@ -76,7 +76,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         }
         write_text(folder / "generation_config.json", json.dumps(settings, indent=2))
 
-    write_onnx = partial(write_text_graph, FromSourceAndTarget(model.net), metadata)
+    write_onnx = partial(write_text_graph, EncoderDecoderGraph(model.net), metadata)
     export_model("seq2seq", model.net, metadata, target, format, convert, write_onnx, write_more)
 
 

@@ -52,7 +52,8 @@ def device_name(device: torch.device) -> str:
 def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, Any]:
     """The best value of the task's monitor in `metrics.csv`, and its epoch, from 1.
 
-    Of equal values the latest, as in `best.ckpt`.
+    Of equal values the latest, as in `best.ckpt`. Values that are not finite count only if there
+    are no others.
     """
     found = [(float(row[task.monitor]), int(row["epoch"])) for row in rows if task.monitor in row]
     found = [pair for pair in found if math.isfinite(pair[0])] or found

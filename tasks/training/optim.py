@@ -123,9 +123,9 @@ def parameter_groups(net: nn.Module, config: OptimConfig) -> list[Group]:
 
     Returns:
         One group per role that occurs, in this order: "matrix" (hidden weights), "table"
-        (embeddings, first convolutions, classifiers), "scalar" (all others). Each has `name` (the
-        role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With `layer_decay`,
-        one per role and depth, named "matrix/3".
+        (embeddings, first layers of patch embeddings, classifiers), "scalar" (all others). Each has
+        `name` (the role), `kind` ("muon" or "adamw"), `params`, `lr` and `weight_decay`. With
+        `layer_decay`, one per role and depth, named "matrix/3".
     """
     roles = parameter_roles(net)
     depths = parameter_depths(net)

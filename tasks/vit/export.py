@@ -33,7 +33,7 @@ from tasks.errors import UsageError
 from tasks.vit.networks import load_image_net
 
 Format = Literal["timm", "hf", "onnx", "safetensors"]
-MAX_BYTES = 2**31 - 1  # of an ONNX file
+MAX_BYTES = 1536 * 2**20  # torch writes the weights of larger graphs into a second file
 Converted = tuple[dict[str, Any], dict[str, Tensor]]  # config.json and weights
 
 
@@ -160,11 +160,11 @@ def write_image_graph(
 
     Raises `UsageError` if the weights are too large for one file.
     """
-    size = sum(parameter.nbytes for parameter in graph.parameters())
+    size = sum(tensor.nbytes for tensor in (*graph.parameters(), *graph.buffers()))
     if size > MAX_BYTES:
         raise UsageError(
-            f"the network has {size / 2**30:.1f} GB of weights, and an ONNX file holds 2 GB at "
-            "most: use --format safetensors"
+            f"the network has {size / 2**30:.1f} GiB of weights, and torch writes at most 1.5 GiB "
+            "into one ONNX file: use --format safetensors"
         )
     config = graph.net.config
     example = torch.rand(2, graph.net.embed.shape[0], config.image_size, config.image_size)

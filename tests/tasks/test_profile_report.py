@@ -14,7 +14,7 @@ from modules.init import INITS
 from modules.models.swin import SWIN_PRESETS
 from modules.norm import NORMS
 from modules.windows import RELATIVE_BIASES, TableBias
-from tasks.profiling.command import ProfileOptions, own_variants, why_not_measured
+from tasks.profiling.command import ProfileOptions, variants_without_formula, why_not_measured
 from tasks.profiling.report import Profile, crossover_sentence
 from tasks.profiling.timing import Point
 from tests.helpers.command import Console, Patch
@@ -122,4 +122,4 @@ def test_own_variants_that_cannot_be_the_reason_are_not_named(
     assert 'the parameters of norms, because of stack.norm "offset": they' in out
     monkeypatch.setitem(RELATIVE_BIASES, "own_table", OwnTable)
     config = replace(SWIN_PRESETS["swin_tiny"], relative_bias="own_table")
-    assert own_variants(config) == ['relative_bias "own_table"']
+    assert variants_without_formula(config) == ['relative_bias "own_table"']

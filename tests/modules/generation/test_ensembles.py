@@ -109,3 +109,10 @@ def test_a_compiled_model_translates() -> None:
     assert found_by(torch.compile(net, backend="eager"), {"beams": 3}) == found_by(
         net, {"beams": 3}
     )
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_there_are_as_many_seeds_as_sources(beams: int) -> None:
+    config = GenerationConfig(max_new_tokens=3, beams=beams)
+    with pytest.raises(ValueError, match="as many seeds as sources"):
+        translate(two_nets(), PROMPTS, config, START, STOP, seeds=[1])

@@ -114,7 +114,7 @@ def test_onnx(options: str, fit: Fit) -> None:
 def test_weights_too_large_for_one_file() -> None:
     with torch.device("meta"):
         net = ViT(replace(IMAGE_PRESETS["giant"], num_classes=10, channels=3))
-    with pytest.raises(UsageError, match="2 GB at most: use --format safetensors"):
+    with pytest.raises(UsageError, match="1.5 GiB into one ONNX file: use --format safetensors"):
         write_onnx(net, {"mean": [0.5] * 3, "std": [0.5] * 3}, Path("x.onnx"))
 
 
@@ -231,9 +231,10 @@ def test_names_without_output(source: str, format: str, written: str) -> None:
 
 
 def test_an_export_of_the_current_folder_lies_beside_it(monkeypatch: Patch) -> None:
-    Path("in").mkdir()
-    monkeypatch.chdir("in")
-    assert export_target(".", "hf", None, False) == Path.cwd().parent / "in_hf"
+    Path("in/deep").mkdir(parents=True)
+    monkeypatch.chdir("in/deep")
+    for source, name in ((".", "in/deep_hf"), ("..", "in_hf")):
+        assert export_target(source, "hf", None, False) == Path.cwd().parents[1] / name
 
 
 def test_a_model_of_two_tokens_has_no_graph() -> None:

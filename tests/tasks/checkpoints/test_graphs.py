@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tasks.bert.export import NETWORKS
 from tasks.checkpoints.exporting import NextTokenGraph, TextGraph, write_text_graph
-from tasks.seq2seq.export import FromSourceAndTarget
+from tasks.seq2seq.export import EncoderDecoderGraph
 from tests.helpers.command import Console, python
 from tests.helpers.tiny import NET, write_reviews
 from tests.helpers.tiny_models import VOCAB, close, label, random_tokens, tiny
@@ -39,8 +39,8 @@ DECODERS: list[dict[str, Any]] = [
 GRAPHS: dict[str, type[TextGraph]] = {
     "bert": NETWORKS["bert"][1],
     "gpt": NextTokenGraph,
-    "encoder_decoder": FromSourceAndTarget,
-    "prefix": FromSourceAndTarget,
+    "encoder_decoder": EncoderDecoderGraph,
+    "prefix": EncoderDecoderGraph,
 }
 
 

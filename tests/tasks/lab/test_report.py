@@ -1,4 +1,4 @@
-"""Reports of runs whose results are unusual; the files of the runs are written by hand."""
+"""Reports of unusual results, from files written by hand, and laboratories that are refused."""
 
 import csv
 import json
@@ -105,8 +105,12 @@ def test_a_law_needs_losses_above_0() -> None:
     [
         ({"scaling_law": "no"}, "scaling_law: give true or false"),
         ({"scaling_law": True, "metric": {"name": "test/acc", "goal": "maximize"}}, "minimize"),
-        ({"pictures": {"p": {"kind": "layers", "metric": 5}}}, "pictures.p.metric: 5 is no name"),
+        (
+            {"pictures": {"p": {"kind": "layers", "metric": 5}}},
+            "pictures.p.metric: give a name, not 5",
+        ),
         ({"evaluations": {"": {}}}, "evaluations: a name is empty"),
+        ({"evaluations": {"x" * 60: {}}}, "too long for a file's name"),
         ({"axes": {"size": {"x" * 200: {"data.batch_size": 4}}}}, "too long for a folder's name"),
     ],
 )

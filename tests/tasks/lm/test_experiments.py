@@ -88,6 +88,8 @@ def test_without_a_causal_mask_noise_is_predicted_and_no_text_is_written(console
     assert "causal mask" in err
     console.refused(f"score {best} --input noise.txt", "causal mask", task="lm")
     console.refused(f"export {best} --format hf --output theirs", "causal", task="lm")
+    _, err = console.printed(f"export {best} --format onnx --output graph", "lm")
+    assert "causal" in err
     _, err = console.printed(f"export {best} --format safetensors --output a.safetensors", "lm")
     assert "causal mask" in err
     _, err = console.printed("generate --ckpt_path honest --prompt ab --max_new_tokens 4", "lm")

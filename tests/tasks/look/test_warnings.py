@@ -57,10 +57,10 @@ def test_unknown_words_of_test_samples_are_counted(tmp_path: Path, console: Cons
     run_dir = f"--trainer.limit_test_batches 1 --run_dir {tmp_path / 'r'}"
     console.printed(f"fit {options} {small} {run_dir}", "bert")
     out, _ = console.printed(f"look --ckpt_path {tmp_path / 'r'} --samples 1 {FAST}", "bert")
-    assert re.search(r"does not know \d+ of the words of a test sample", out)
+    assert re.search(r"does not know \d+ tokens of a test sample", out)
 
 
-def test_a_window_begins_with_a_word(runs: Path) -> None:
+def test_a_chunk_begins_with_a_word(runs: Path) -> None:
     """The pieces of a word that it cuts would be read as others."""
     model = tessera.load(runs / "mlm", kind=tessera.MaskedLanguageModel)
     inspector = inspector_of("mlm", model)
