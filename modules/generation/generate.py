@@ -71,13 +71,16 @@ def sample(
         ValueError: There are not as many `seeds` as prompts; before anything is run.
     """
     prompts = len(decoder.sequences)
+    check_seeds(seeds, prompts)
     if seeds is None:
         seeds = range(config.seed, config.seed + prompts)
-    require(
-        len(seeds) == prompts,
-        f"There are {len(seeds)} seeds for {prompts} prompts; give each its own.",
-    )
     return sample_steps(decoder, config, stop, seeds, with_log_probs)
+
+
+def check_seeds(seeds: Sequence[int] | None, prompts: int) -> None:
+    """Raises `ValueError` if there are other than one seed for each prompt; None: there are none."""
+    count = prompts if seeds is None else len(seeds)
+    require(count == prompts, f"There are {count} seeds for {prompts} prompts; give each its own.")
 
 
 @torch.inference_mode()

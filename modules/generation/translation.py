@@ -15,7 +15,7 @@ from modules.generation.decoding import (
     check_evaluation_mode,
     check_prompts,
 )
-from modules.generation.generate import ENDED, sample
+from modules.generation.generate import ENDED, check_seeds, sample
 from modules.generation.sampling import GenerationConfig
 from modules.models.seq2seq import Seq2Seq
 
@@ -191,7 +191,7 @@ def translate(
         ValueError: As `Seq2SeqDecoder`, or there are not as many `seeds` as sources; there is no
             model, or there are several with different target vocabularies or a repetition penalty.
     """
-    require(seeds is None or len(seeds) == len(sources), "Give as many seeds as sources.")
+    check_seeds(seeds, len(sources))
     is_search = config.beams > 1 or (config.temperature == 0 and config.repetition_penalty == 1)
     if not is_search:
         rules = rules._replace(renormalize=True)

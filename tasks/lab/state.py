@@ -3,7 +3,10 @@
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
+from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 from datamodules.utils.files import write_text
@@ -37,8 +40,9 @@ def command_file(folder: Path, run: Run, evaluation: str = "") -> Path:
 
 
 def save_command(folder: Path, run: Run, evaluation: str) -> None:
-    """Keeps task and arguments of what is started."""
-    line = shlex.join(movable(run, evaluation))
+    """Keeps task and arguments of what is started, and the hashes of its config files."""
+    words = movable(run, evaluation)
+    line = shlex.join([*words, *config_hashes(words)])
     write_text(command_file(folder, run, evaluation), f"{line}\n")
 
 
@@ -53,14 +57,21 @@ def movable(run: Run, evaluation: str = "") -> list[str]:
     return [run.task, *words]
 
 
-def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
-    """Whether what is there was started with the task and the arguments of the plan.
+def config_hashes(words: Sequence[str]) -> list[str]:
+    """Of the contents of the config files among arguments."""
+    files = [Path(value) for name, value in pairwise(words) if name == "--config"]
+    return [sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()]
 
-    True for folders of earlier versions, which do not say, or say no task.
+
+def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
+    """Whether what is there was started with the task, arguments and configs of the plan.
+
+    True for folders of earlier versions, which say nothing of the task, of configs or at all.
     """
     path = command_file(folder, run, evaluation)
     planned = movable(run, evaluation)
-    return not path.exists() or shlex.split(path.read_text()) in (planned, planned[1:])
+    same = ([*planned, *config_hashes(planned)], planned, planned[1:])
+    return not path.exists() or shlex.split(path.read_text()) in same
 
 
 def is_trained(folder: Path, run: Run) -> bool:

@@ -12,7 +12,7 @@ from tasks.lab.plan import Plan, make_plan
 from tasks.lab.report import write_report
 from tasks.lab.spec import read_lab
 from tasks.lab.state import run_folder, save_command, save_plan
-from tests.helpers.labs import rows, write_lab
+from tests.helpers.labs import LAB, rows, write_lab
 
 OUT = Path("out")
 WIDTHS = {"model.net.stack.width": [24, 48]}
@@ -64,6 +64,19 @@ def test_another_task_is_not_taken_for_the_same_runs(capsys: Any) -> None:
     finish(plan, [1.0, 2.0])
     plan_of(task="igpt", options=options)
     write_lab(task="mae", options=options, compare={}, axes=WIDTHS)
+    assert main(["run", "lab.yaml", "--output", "out"]) == 2
+    assert "which was run with other options" in capsys.readouterr().err
+
+
+def test_a_changed_config_is_not_taken_for_the_same(capsys: Any) -> None:
+    Path("short.yaml").write_text("model: {label_smoothing: 0.1}\n")
+    options = {**LAB["options"], "config": [LAB["options"]["config"], "short.yaml"]}
+    plan = plan_of(options=options)
+    for run in plan.runs:
+        save_command(OUT, run, "")
+    finish(plan, [1.0, 2.0])
+    plan_of(options=options, seeds=[0])
+    Path("short.yaml").write_text("model: {label_smoothing: 0.2}\n")
     assert main(["run", "lab.yaml", "--output", "out"]) == 2
     assert "which was run with other options" in capsys.readouterr().err
 
