@@ -78,7 +78,7 @@ def sample(
 
 
 def check_seeds(seeds: Sequence[int] | None, prompts: int) -> None:
-    """Raises `ValueError` if there are other than one seed for each prompt; None: there are none."""
+    """Raises `ValueError` unless each prompt has its seed; None: there are no seeds."""
     count = prompts if seeds is None else len(seeds)
     require(count == prompts, f"There are {count} seeds for {prompts} prompts; give each its own.")
 
