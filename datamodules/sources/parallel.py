@@ -171,7 +171,7 @@ class PairHub(TableSource, ParallelSource):
         advice = self.advice
         names = {*columns.schema.names}
         if side == 0 and names.isdisjoint(candidates) and names.isdisjoint(self.candidates(1)):
-            advice += f"; nor is there a column {self.candidates(1)[0]}"
+            advice += f"; nor is there a column {self.candidates(1)[0]}" * bool(self.columns[1])
         name = self.find_column(columns.schema, option, candidates, is_text, "text", advice)
         return columns.column(name)
 

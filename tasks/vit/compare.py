@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from datamodules.images import ImageData
 from datamodules.utils.files import may_hold, write_text
-from tasks.errors import UsageError
+from tasks.errors import DataError, UsageError
 from tasks.inference import DeviceName, on_device
 from tasks.lab.tables import markdown
 from tasks.options import Options
@@ -153,7 +153,7 @@ def evaluate(models: Sequence[Compared], given: Options) -> tuple[str, str]:
         try:
             images.set_metadata(one.metadata)
             images.setup("test")
-        except UsageError as error:
+        except (UsageError, DataError) as error:
             print(f"{one.name} is not tested: {error}")
         else:
             one.score = score(one, images)

@@ -210,6 +210,7 @@ class RunCheckpoint(OwnWeights):
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
         self.resizing = resizing(metadata)
         self.targets = {name: metadata.get(name, start) for name, start in self.targets.items()}
+        self.targets |= {name: metadata[name] for name in ("class_labels",) if name in metadata}
         problem = {"problem_type": self.targets["problem_type"]}  # which --model.problem_type sets
         self.data = merge_options(self.checkpoint[KEY]["config"]["data"], {"dataset": problem})
 
@@ -240,6 +241,8 @@ class ExportedFile(OwnWeights):
             self.resizing = checked_resizing(**resizing(metadata))
             kinds = {"problem_type": ProblemType, "target_mean": float, "target_std": float}
             metadata = {"target_mean": 0.0, "target_std": 1.0} | metadata
+            if "class_labels" in metadata:
+                kinds["class_labels"] = list[str]
             self.targets = {
                 name: check_value(kind, metadata.get(name), name) for name, kind in kinds.items()
             }

@@ -133,8 +133,9 @@ class LabelColumn:
         tested = self.source.tested_classes
         if tested and (labels := self.labels_of(tested)):
             return labels
-        if tested and not self.source.has("train"):
-            return tested  # the row of a label that is none of them will be named
+        if tested and (self.source.checkpoint_labels or not self.source.has("train")):
+            # The row of a label that is none of them will be named.
+            return self.source.checkpoint_labels or tested
         values = self.distinct(self.first_split)
         known = self.source.options.class_names
         if known and (not are_numbers(values) or set(values) <= set(known)):
@@ -151,7 +152,13 @@ class LabelColumn:
         labels = self.source.checkpoint_labels or names
         possible = [labels, names] if are_numbers(labels) else [labels, names, positions]
         values = set(self.distinct(self.first_split))
-        return next((found for found in possible if values <= set(found)), None)
+        found = next((found for found in possible if values <= set(found)), None)
+        if found is positions and labels != positions:
+            self.source.warn_once(
+                f"The labels of {self.source.origin} are numbers, and those of the training were "
+                f"words: 0 is read as {names[0]}, {len(names) - 1} as {names[-1]}."
+            )
+        return found
 
 
 class ClassColumn(LabelColumn):

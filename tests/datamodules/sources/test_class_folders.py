@@ -237,8 +237,20 @@ def test_numbers_that_are_no_class_of_the_model_are_refused() -> None:
     with refused(Exception, "line 2 of d/test.csv has the label 0", "1, 2, 3, 4, 5"):
         labels_tested(metadata, "d")
     write(Path("other.csv"), rows)
-    with refused(UsageError, "5 classes (0, 1, 2, 3, 4)", "5 (1, 2, 3, 4, 5)"):
+    with refused(Exception, "of other.csv has the label 0", "1, 2, 3, 4, 5"):
         labels_tested(metadata, "other.csv")
+    write(Path("other.csv"), [{"text": f"new {i}", "label": 2 + i % 5} for i in range(40)])
+    with refused(Exception, "of other.csv has the label 6", "1, 2, 3, 4, 5"):
+        labels_tested(metadata, "other.csv")
+
+
+@pytest.mark.filterwarnings("ignore:The data have no test split")
+def test_numbers_in_place_of_words_are_positions() -> None:
+    names = ["bad", "fair", "good"]
+    metadata = trained([{"text": f"film {i}", "label": names[i % 3]} for i in range(30)])
+    write(Path("other.csv"), [{"text": f"new {i}", "label": 1} for i in range(20)])
+    with pytest.warns(UserWarning, match="numbers.* 0 is read as bad, 2 as good"):
+        assert set(labels_tested(metadata, "other.csv").values()) == {1}
 
 
 @pytest.mark.filterwarnings("ignore:The data have no test split")

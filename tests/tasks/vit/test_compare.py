@@ -88,6 +88,28 @@ def test_other_problem_types_are_those_of_training(kind: str, console: Console) 
     console.printed("look --ckpt_path r --samples 1")
 
 
+@pytest.mark.parametrize("source", ["r", "r.safetensors"])
+def test_labels_with_other_names_are_those_of_training(source: str, console: Console) -> None:
+    write_images(Path("images"), ("a", "b", "c"), count=12, side=8)
+    files = sorted(Path("images").rglob("*.png"))
+    rows = [f"{file},{1 + i % 3}" for i, file in enumerate(files)]
+    Path("table.csv").write_text("\n".join(["file_name,label", *rows]))
+    some = [row for row in rows if not row.endswith("1")]
+    Path("some.csv").write_text("\n".join(["file_name,label", *some]))
+    sizes = "--preset cifar_tiny --model.net.image_size 8 --model.net.stack.depth 1"
+    data = "--data.path table.csv --data.batch_size 8 --data.dataset.class_names [x,y,z]"
+    assert run(f"fit --trainer.max_epochs 1 {sizes} {data} --run_dir r") == 0
+    if source != "r":
+        console.printed(f"export --ckpt_path r --format safetensors --output {source}")
+    console.printed("test --ckpt_path r --data.path some.csv --output tested")
+    line = f"compare {source} --data.path some.csv --repetitions 1 --batch_size 2 --output out"
+    out, _ = console.printed(line)
+    assert "not tested" not in out
+    expected = json.loads(Path("tested/test.json").read_text())["test/acc"]
+    (row,) = table("out/compare.csv")
+    assert float(row["test/acc"]) == pytest.approx(expected, abs=1e-5)
+
+
 def test_speeds_of_all_sizes_are_written_alike() -> None:
     metadata = {"image_size": 8}
     speeds = (0.26, 99.96, 9_930.4, 10_650.2, 1_234_567.0)
