@@ -10,8 +10,8 @@ ENLARGED = 8 / 7  # before crops: 256 pixels for 224
 
 
 def flipped(images: Tensor) -> list[Tensor]:
-    """The images, and mirrored left to right (Simonyan 2015)."""
-    return [images, images.flip(-1)]
+    """The images mirrored left to right, and as they are (Simonyan 2015)."""
+    return [images.flip(-1), images]
 
 
 def ten_crops(images: Tensor) -> list[Tensor]:
@@ -20,10 +20,12 @@ def ten_crops(images: Tensor) -> list[Tensor]:
 
     h, w = images.shape[-2:]
     larger = resize(images, [round(ENLARGED * h), round(ENLARGED * w)], antialias=True)
-    return [*ten_crop(larger, [h, w])]
+    crops = [*ten_crop(larger, [h, w])]
+    return [*crops[:4], *crops[5:], crops[4]]
 
 
-# From images (B, C, H, W) to views of the same shape.
+# From images (B, C, H, W) to views of the same shape. The last is the one that `PooledVectors`
+# keeps: the images as they are, or their centre.
 VIEWS: dict[ViewsName, Callable[[Tensor], list[Tensor]]] = {
     "none": lambda images: [images],
     "flip": flipped,

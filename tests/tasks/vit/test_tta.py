@@ -46,6 +46,14 @@ def test_views_have_the_shape_of_the_images(name: str) -> None:
         assert view.shape == images.shape
 
 
+def test_the_last_view_is_that_of_embeddings() -> None:
+    """The image as it is, or the centre of the larger one."""
+    images = torch.rand(2, 1, 14, 14)
+    assert VIEWS["flip"](images)[-1].equal(images)
+    larger = resize(images, [16, 16], antialias=True)
+    assert VIEWS["ten_crop"](images)[-1].equal(larger[..., 1:-1, 1:-1])
+
+
 def probabilities(path: Path) -> dict[str, float]:
     """The columns of classes of predictions.csv with one row."""
     (row,) = table(path)
