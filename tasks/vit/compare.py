@@ -153,6 +153,7 @@ def evaluate(models: Sequence[Compared], given: Options) -> tuple[str, str]:
         try:
             images.set_metadata(one.metadata)
             images.setup("test")
+            images.check_held_out("test")
         except (UsageError, DataError) as error:
             print(f"{one.name} is not tested: {error}")
         else:

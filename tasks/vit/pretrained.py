@@ -192,6 +192,10 @@ class OwnWeights(Pretrained):
         return conversion(config).resize(state, self.saved, config)
 
 
+# Other metadata that tell which images a model has been trained with, and their labels.
+OF_TRAINING: dict[str, Any] = {"class_labels": list[str], "training_digest": int}
+
+
 class RunCheckpoint(OwnWeights):
     """A checkpoint that `fit` wrote, or its run folder; subclasses may set `tasks`, whose it is."""
 
@@ -210,7 +214,7 @@ class RunCheckpoint(OwnWeights):
         self.normalisation = {name: metadata[name] for name in ("mean", "std")}
         self.resizing = resizing(metadata)
         self.targets = {name: metadata.get(name, start) for name, start in self.targets.items()}
-        self.targets |= {name: metadata[name] for name in ("class_labels",) if name in metadata}
+        self.targets |= {name: metadata[name] for name in OF_TRAINING if name in metadata}
         problem = {"problem_type": self.targets["problem_type"]}  # which --model.problem_type sets
         self.data = merge_options(self.checkpoint[KEY]["config"]["data"], {"dataset": problem})
 
@@ -241,8 +245,7 @@ class ExportedFile(OwnWeights):
             self.resizing = checked_resizing(**resizing(metadata))
             kinds = {"problem_type": ProblemType, "target_mean": float, "target_std": float}
             metadata = {"target_mean": 0.0, "target_std": 1.0} | metadata
-            if "class_labels" in metadata:
-                kinds["class_labels"] = list[str]
+            kinds |= {name: kind for name, kind in OF_TRAINING.items() if name in metadata}
             self.targets = {
                 name: check_value(kind, metadata.get(name), name) for name, kind in kinds.items()
             }

@@ -31,7 +31,8 @@ class Pretrained(ABC):
         titles: Unique readable names of the classes; None: as `class_names`.
         normalisation: `mean` and `std`, each with a number for each channel; {}: not known.
         resizing: `interpolation` and `crop_pct`; {}: not known.
-        targets: The metadata of `tasks.problems.external_targets`.
+        targets: The metadata of `tasks.problems.external_targets`; of a checkpoint also those of
+            its training images.
         data: Options `--data` of its training; {}: not known.
         unknown_arguments: Of its config.json, which our networks do not have.
     """

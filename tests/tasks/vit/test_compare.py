@@ -110,6 +110,19 @@ def test_labels_with_other_names_are_those_of_training(source: str, console: Con
     assert float(row["test/acc"]) == pytest.approx(expected, abs=1e-5)
 
 
+def test_images_that_a_model_may_have_been_trained_with(console: Console) -> None:
+    """Another seed holds out others; only the second model has seen them."""
+    write_images(Path("images"), ("a", "b", "c"), count=12, side=8)
+    sizes = "--preset cifar_tiny --model.net.image_size 8 --model.net.stack.depth 1"
+    for seed in (0, 7):
+        data = f"--data.path images --data.batch_size 8 --data.dataset.split_seed {seed}"
+        assert run(f"fit --trainer.max_epochs 1 {sizes} {data} --run_dir r{seed}") == 0
+    line = "--repetitions 1 --batch_size 2"
+    assert "has changed" not in "".join(console.printed(f"compare r0 {line}"))
+    with pytest.warns(UserWarning, match="the training split of images has changed"):
+        assert run(f"compare r0 r7 {line}") == 0
+
+
 def test_speeds_of_all_sizes_are_written_alike() -> None:
     metadata = {"image_size": 8}
     speeds = (0.26, 99.96, 9_930.4, 10_650.2, 1_234_567.0)
