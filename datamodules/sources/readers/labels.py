@@ -127,16 +127,14 @@ class LabelColumn:
     @cached_property
     def values(self) -> list[str]:
         """The label of class 0, 1, ... in the column, as text."""
-        described = self.described_names(self.first_split)
-        if described:
+        if described := self.described_names(self.first_split):
             return [str(i) for i in range(len(described))]
+        values = self.distinct(self.first_split)
         tested = self.source.tested_classes
         if tested and (labels := self.labels_of(tested)):
             return labels
-        if tested and (self.source.checkpoint_labels or not self.source.has("train")):
-            # The row of a label that is none of them will be named.
-            return self.source.checkpoint_labels or tested
-        values = self.distinct(self.first_split)
+        if tested and (are_numbers(values) or not self.source.has("train")):
+            return self.source.checkpoint_labels or tested  # the row of another will be named
         known = self.source.options.class_names
         if known and (not are_numbers(values) or set(values) <= set(known)):
             return known
@@ -154,10 +152,8 @@ class LabelColumn:
         values = set(self.distinct(self.first_split))
         found = next((found for found in possible if values <= set(found)), None)
         if found is positions and labels != positions:
-            self.source.warn_once(
-                f"The labels of {self.source.origin} are numbers, and those of the training were "
-                f"words: 0 is read as {names[0]}, {len(names) - 1} as {names[-1]}."
-            )
+            meaning = f"0 is read as {names[0]}, {len(names) - 1} as {names[-1]}"
+            self.source.warn_once(f"{self.source.origin} has numbers in place of words: {meaning}.")
         return found
 
 

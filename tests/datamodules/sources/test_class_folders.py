@@ -249,7 +249,7 @@ def test_numbers_in_place_of_words_are_positions() -> None:
     names = ["bad", "fair", "good"]
     metadata = trained([{"text": f"film {i}", "label": names[i % 3]} for i in range(30)])
     write(Path("other.csv"), [{"text": f"new {i}", "label": 1} for i in range(20)])
-    with pytest.warns(UserWarning, match="numbers.* 0 is read as bad, 2 as good"):
+    with pytest.warns(UserWarning, match="numbers in place of words: 0 is read as bad, 2 as good"):
         assert set(labels_tested(metadata, "other.csv").values()) == {1}
 
 
