@@ -153,7 +153,7 @@ def export_model(
 
 
 class TextGraph(nn.Module):
-    """A network from tokens to logits. `inputs` names the arguments of `forward`, of `INPUTS`."""
+    """A network from tokens to logits; `inputs` are the arguments of `forward`, all in `INPUTS`."""
 
     inputs: tuple[str, ...]
 
@@ -175,7 +175,7 @@ class NextTokenGraph(TextGraph):
 def write_text_graph(graph: TextGraph, metadata: dict[str, Any], folder: Path) -> str:
     """Writes `model.onnx`, of any batch size and length; returns the code that runs it.
 
-    Raises `UsageError` if `max_length` is below 3, which torch cannot export with any length.
+    Raises `UsageError` if `max_length` is below 3: torch needs at least 3 for a dynamic axis.
     """
     longest = graph.net.config.max_length
     if longest < 3:
