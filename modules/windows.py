@@ -107,13 +107,13 @@ class Windows(NamedTuple):
         parts = weights.unflatten(1, (len(tokens), -1))  # (B, W, H, A, A)
         return torch.where(is_pair[:, None], found, parts).flatten(1, 2)  # (B, W H, A, A)
 
-    def adjacency(self, device: torch.device) -> Tensor:
+    def adjacency(self) -> Tensor:
         """What keeps tokens apart that only the shift has brought together: (W, 1, A, A).
 
         It is for the grid after filling up, as in timm and the published code: where that is
         larger, some of the tokens that were moved around still see others.
         """
-        place = torch.arange(self.rows * self.size, device=device)  # (P,)
+        place = torch.arange(self.rows * self.size)  # (P,)
         # Rows before the last windows, then those in the last windows, then those moved there.
         part = (place >= len(place) - self.size).long() + (place >= len(place) - self.shift)
         parts = (3 * part[:, None] + part).flatten()[None, None, :, None]  # (1, 1, P P, 1)
@@ -121,9 +121,9 @@ class Windows(NamedTuple):
         return ((parts != parts.mT) * NOT_ADJACENT)[:, None]  # (W, 1, A, A)
 
 
-def relative_index(size: int, device: torch.device) -> Tensor:
+def relative_index(size: int) -> Tensor:
     """Row of query - key in a table of all offsets in a window of side S, from 0: (A, A)."""
-    places = grid_positions((size, size), device)[0]  # (A, 2)
+    places = grid_positions((size, size), torch.get_default_device())[0]  # (A, 2)
     offsets = places[:, None] - places + size - 1  # (A, A, 2), from 0
     return offsets[..., 0] * (2 * size - 1) + offsets[..., 1]
 
@@ -131,9 +131,12 @@ def relative_index(size: int, device: torch.device) -> Tensor:
 class RelativeBias(nn.Module):
     """Base of biases of H heads in windows of side `size`; subclasses have a table of offsets."""
 
+    index: Tensor
+
     def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
         super().__init__()
         self.size = size
+        self.register_buffer("index", relative_index(size), persistent=False)  # (A, A)
 
     def offsets(self) -> Tensor:
         """The bias of each offset of query and key, (2S-1, 2S-1, H)."""
@@ -141,8 +144,7 @@ class RelativeBias(nn.Module):
 
     def forward(self) -> Tensor:
         """The bias of each pair of query and key, (H, A, A)."""
-        table = self.offsets()
-        rows = F.embedding(relative_index(self.size, table.device), table.flatten(0, 1))
+        rows = F.embedding(self.index, self.offsets().flatten(0, 1))
         return rows.permute(2, 0, 1)  # (A, A, H) -> (H, A, A)
 
 
@@ -167,9 +169,14 @@ class MLPBias(RelativeBias):
     weight decay, as all positions.
     """
 
+    pairs: Tensor
+
     def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
         super().__init__(heads, size)
-        self.reach = max(1, (pretrained_size or size) - 1)  # offset that becomes 8
+        line = torch.arange(1 - size, size) * (8 / max(1, (pretrained_size or size) - 1))  # (2S-1,)
+        line = line.sign() * torch.log2(line.abs() + 1) / math.log2(8)
+        pairs = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)  # (2S-1, 2S-1, 2)
+        self.register_buffer("pairs", pairs, persistent=False)
         self.up = nn.Parameter(torch.empty(HIDDEN, 2))
         self.up_bias = nn.Parameter(torch.zeros(HIDDEN))
         self.down = nn.Parameter(torch.empty(heads, HIDDEN))
@@ -178,10 +185,7 @@ class MLPBias(RelativeBias):
 
     def offsets(self) -> Tensor:
         """(2S-1, 2S-1, H)."""
-        line = torch.arange(1 - self.size, self.size, device=self.up.device)  # (2S-1,)
-        line = line.to(self.up.dtype) * (8 / self.reach)
-        line = line.sign() * torch.log2(line.abs() + 1) / math.log2(8)
-        pairs = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)  # (2S-1, 2S-1, 2)
+        pairs = self.pairs.to(self.up.dtype)  # (2S-1, 2S-1, 2)
         hidden = F.linear(pairs, self.up, self.up_bias).relu()  # (2S-1, 2S-1, 512)
         return 16 * F.linear(hidden, self.down).sigmoid()
 
@@ -198,11 +202,15 @@ class WindowAttention(nn.Module):
         bias: The bias of its heads.
     """
 
+    adjacency: Tensor | None
+
     def __init__(self, attention: MultiHeadAttention, windows: Windows, bias: RelativeBias) -> None:
         super().__init__()
         self.attention = attention
         self.windows = windows
         self.bias = bias
+        adjacency = windows.adjacency() if windows.shift else None  # (W, 1, A, A)
+        self.register_buffer("adjacency", adjacency, persistent=False)
 
     def forward(
         self,
@@ -221,8 +229,8 @@ class WindowAttention(nn.Module):
         heads = inner.project(windows.fill(x), None, cache)  # (B, H, P P, D), twice (B, G, P P, D)
         q, k, v = (windows.partition(part) for part in heads)  # (B, W H, A, D)
         bias = self.bias().expand(windows.rows**2, -1, -1, -1)  # (W, H, A, A)
-        if windows.shift:
-            bias = bias + windows.adjacency(bias.device)
+        if self.adjacency is not None:
+            bias = bias + self.adjacency
         near = NO_MASK.with_bias(bias.flatten(0, 1)[None])  # (1, W H, A, A)
         dropout = inner.dropout if self.training else 0.0
         out = attention(q, k, v, near, dropout, on_weights=cache.on_weights)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from modules.config import check_choice, require
 from modules.kernels.cpu import HAS_FBGEMM, HAS_ONEDNN, HAS_VNNI
-from modules.kernels.linear import MIN_PRODUCTS_NO_GRAD, Linear
+from modules.kernels.linear import Linear
 from modules.lm_heads import TokenHead
 
 QuantizationName = Literal["int8"]
 INT8_MAX = 127
 X_MAX = INT8_MAX if HAS_VNNI else INT8_MAX // 2  # largest absolute value of a rounded x
 TINY = 1e-9  # least scale: rows of zeros are not divided by 0
+MIN_PACKED_PRODUCTS = 2**18  # multiplications below which a plain weight is faster
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +41,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.table = torch.ops.mkldnn._reorder_linear_weight(weight.detach())  # (N, K), opaque
         self.product = torch.ops.mkldnn._linear_pointwise.default  # looked up once
-        # With fewer multiplications `F.linear` is faster: for few rows of a small weight.
-        is_small = weight.numel() < MIN_PRODUCTS_NO_GRAD
+        is_small = weight.numel() < MIN_PACKED_PRODUCTS
         self.plain = weight.detach() if is_small else None
         self.bias = None if bias is None else bias.detach()
 
@@ -52,7 +52,7 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if self.plain is not None and x.numel() * len(self.plain) < MIN_PRODUCTS_NO_GRAD:
+        if self.plain is not None and x.numel() * len(self.plain) < MIN_PACKED_PRODUCTS:
             return F.linear(x, self.plain, self.bias)
         return self.product(x, self.table, self.bias, "none", [], "")
 

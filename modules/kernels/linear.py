@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from modules.config import default
-from modules.kernels.cpu import MIN_SIDE_GRADIENT, PREFERS_ONEDNN
+from modules.kernels.cpu import HAS_FULL_WIDTH, MIN_SIDE_GRADIENT, PREFERS_ONEDNN
 
 MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
-MIN_PRODUCTS_NO_GRAD = 2**18  # the same without autograd, which is the larger part of the call
+# The same without autograd, which is the larger part of the call; and the size of weights with
+# which oneDNN is faster for any number of rows.
+MIN_PRODUCTS_NO_GRAD = 2**18 if HAS_FULL_WIDTH else 2**23
+LARGE_WEIGHT = 2**18
 MANY_OUTPUTS = 2**12  # above which MKL is up to 1.5 times as fast in parts
 OUTPUTS_OF_PART = 2**9
 
@@ -82,14 +85,14 @@ def is_plain_float32(x: Tensor, weight: Tensor) -> bool:
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether a product goes to oneDNN: plain float32, and large."""
-    least = MIN_PRODUCTS if torch.is_grad_enabled() else MIN_PRODUCTS_NO_GRAD
-    return (
-        PREFERS_ONEDNN
-        and is_plain_float32(x, weight)
-        and forward_ad._current_level < 0  # oneDNN's operator has no forward-mode derivative
-        and x.dim() > 1
-        and x.numel() * weight.shape[0] >= least
-    )
+    if not (PREFERS_ONEDNN and is_plain_float32(x, weight) and x.dim() > 1):
+        return False
+    if forward_ad._current_level >= 0:  # oneDNN's operator has no forward-mode derivative
+        return False
+    products = x.numel() * weight.shape[0]
+    if torch.is_grad_enabled():
+        return products >= MIN_PRODUCTS
+    return products >= MIN_PRODUCTS_NO_GRAD or (products > 0 and weight.numel() >= LARGE_WEIGHT)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

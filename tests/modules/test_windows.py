@@ -74,7 +74,9 @@ def test_activations_are_those_of_the_whole_grid(grid: int, size: int, shift: in
     stack = StackConfig(8, 2, 2)
     net = shaken(Swin(SwinConfig(grid, 1, 1, 3, (2,), size, stack=stack))).eval()
     block: Any = net.stages[0].stack.blocks[1]  # type: ignore[union-attr]
-    block.attention.windows = Windows(grid, size, shift)
+    attention = block.attention
+    windows = Windows(grid, size, shift)
+    block.attention = WindowAttention(attention.attention, windows, attention.bias)
     images = torch.randn(2, 1, grid, grid)
     with recorded(net, "blocks.*") as found:
         expected = net(images)

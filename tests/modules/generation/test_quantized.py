@@ -44,7 +44,7 @@ def test_a_packed_layer_is_the_layer(rows: int, width: int, outputs: int, biased
 def test_a_prepared_decoder_is_the_decoder(
     options: dict[str, Any], min_products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantized, "MIN_PRODUCTS_NO_GRAD", min_products)  # 0: always packed
+    monkeypatch.setattr(quantized, "MIN_PACKED_PRODUCTS", min_products)  # 0: always packed
     net = tiny("gpt", **options)
     tokens = random_tokens()
     with torch.no_grad():

@@ -28,6 +28,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_ONEDNN:
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr("modules.kernels.linear.PREFERS_ONEDNN", True)
+    monkeypatch.setattr("modules.kernels.linear.MIN_PRODUCTS_NO_GRAD", 2**18)
 
 
 @pytest.mark.usefixtures("onednn")
@@ -158,6 +159,23 @@ def test_products_with_many_outputs_equal_plain_ones(
     assert len(calls) == (outputs > MANY_OUTPUTS and not takes_onednn(x, weight))
     with torch.autocast("cpu", torch.bfloat16):
         assert linear_to_many(x, weight, bias).dtype == torch.bfloat16
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("grad_enabled", [True, False])
+@pytest.mark.parametrize(
+    "rows, width, taken",
+    [(0, 512, False), (1, 512, True), (64, 256, False), (128, 256, True)],
+    ids=("nothing", "large weight", "small", "many rows"),
+)
+def test_products_without_gradients_before_zen_5(
+    rows: int, width: int, taken: bool, grad_enabled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shapes that take longer by oneDNN there are left to PyTorch."""
+    monkeypatch.setattr("modules.kernels.linear.MIN_PRODUCTS_NO_GRAD", 2**23)
+    with torch.set_grad_enabled(grad_enabled):
+        expected = rows * width**2 >= MIN_PRODUCTS if grad_enabled else taken
+        assert takes_onednn(torch.randn(rows, width), torch.randn(width, width)) == expected
 
 
 @pytest.mark.usefixtures("onednn")
