@@ -20,16 +20,15 @@ class MaskedScale(torch.autograd.Function):
     """Drops values whose random number is below `threshold`, scales the rest. Keeps the shape."""
 
     @staticmethod
-    def forward(x: Tensor, numbers: Tensor, threshold: int) -> Tensor:
-        """Any shape on the CPU, random numbers of that shape -> the same shape."""
+    def forward(ctx: Any, x: Tensor, numbers: Tensor, threshold: int) -> Tensor:
+        """Any shape on the CPU, random numbers of that shape -> the same shape.
+
+        Keeps the random numbers for the backward pass, half the size of a float mask.
+        """
+        ctx.threshold = threshold
+        ctx.save_for_backward(numbers)
         kept = torch.ge(numbers, threshold, out=torch.empty_like(x))  # as floats: one pass, not two
         return kept.mul_(LEVELS / (LEVELS // 2 - threshold)).mul_(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-        """Keeps the random numbers, half the size of a float mask."""
-        _, numbers, ctx.threshold = inputs
-        ctx.save_for_backward(numbers)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -47,7 +46,8 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0:
         return x
-    if x.device.type != "cpu" or torch.compiler.is_compiling():
+    is_plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    if x.device.type != "cpu" or not is_plain:
         return F.dropout(x, p)
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
     return MaskedScale.apply(x, random_int16(x.shape), dropped - LEVELS // 2)

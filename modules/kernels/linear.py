@@ -13,7 +13,8 @@ from torch.autograd import forward_ad
 from modules.config import default
 from modules.kernels.cpu import HAS_FULL_WIDTH, MIN_SIDE_GRADIENT, PREFERS_ONEDNN
 
-MIN_PRODUCTS = 2**22  # multiplications below which the call itself costs more than oneDNN saves
+# Multiplications below which the call itself costs more than oneDNN saves.
+MIN_PRODUCTS = 2**22 if HAS_FULL_WIDTH else 2**25
 # The same without autograd, which is the larger part of the call; and the size of weights with
 # which oneDNN is faster for any number of rows.
 MIN_PRODUCTS_NO_GRAD = 2**18 if HAS_FULL_WIDTH else 2**23
@@ -25,21 +26,11 @@ OUTPUTS_OF_PART = 2**9
 class OneDnnLinear(torch.autograd.Function):
     """a b^T + bias by oneDNN: (M, K), (N, K), (N,) or None -> (M, N). Has second derivatives."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        """(M, K), (N, K) -> (M, N)."""
-        if 0 in b.stride():  # expanded, such as the gradient of a sum: oneDNN is very slow with it
-            b = b.contiguous()
-        return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
-    ) -> None:
-        """Keeps both factors for the backward pass."""
-        ctx.save_for_backward(inputs[0], inputs[1])
+    def forward(ctx: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        """(M, K), (N, K) -> (M, N). Keeps both factors for the backward pass."""
+        ctx.save_for_backward(a, b)
+        return onednn_product(a, b, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
@@ -56,9 +47,19 @@ class OneDnnLinear(torch.autograd.Function):
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias: (M, K), (N, K), (N,) or None -> (M, N)."""
+    # oneDNN's operator has no forward-mode derivative, and no rule for `torch.func`.
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return F.linear(a, b, bias)
     if torch.is_grad_enabled():
         return OneDnnLinear.apply(a, b, bias)
-    return OneDnnLinear.forward(a, b, bias)
+    return onednn_product(a, b, bias)
+
+
+def onednn_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """As `product`, without derivatives."""
+    if 0 in b.stride():  # expanded, such as the gradient of a sum: oneDNN is very slow with it
+        b = b.contiguous()
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 def weight_gradient(a: Tensor, grad: Tensor, by_onednn: bool | None = None) -> Tensor:
@@ -86,8 +87,6 @@ def is_plain_float32(x: Tensor, weight: Tensor) -> bool:
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether a product goes to oneDNN: plain float32, and large."""
     if not (PREFERS_ONEDNN and is_plain_float32(x, weight) and x.dim() > 1):
-        return False
-    if forward_ad._current_level >= 0:  # oneDNN's operator has no forward-mode derivative
         return False
     products = x.numel() * weight.shape[0]
     if torch.is_grad_enabled():

@@ -18,15 +18,11 @@ class RMSNormFunction(torch.autograd.Function):
     """`rms_norm` with its gradient. Has second derivatives, but not forward mode nor vmap."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """(..., E), (E,) -> (..., E)."""
-        return (x * inverse_rms(x, eps)).mul_(weight)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Keeps the inputs."""
-        x, weight, ctx.eps = inputs
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """(..., E), (E,) -> (..., E). Keeps the inputs for the backward pass."""
+        ctx.eps = eps
         ctx.save_for_backward(x, weight)
+        return (x * inverse_rms(x, eps)).mul_(weight)
 
     @staticmethod
     @torch.autocast("cpu", enabled=False)  # the forward pass was in full precision, too

@@ -53,6 +53,14 @@ def test_the_gradient_of_dropout_is_its_mask(shape: tuple[int, ...], dtype: torc
     close(grad * x, out)
 
 
+def test_each_sample_of_a_vmap_has_its_own_mask() -> None:
+    x = torch.ones(3, 1000)
+    gradients = torch.func.grad(lambda row: dropout(row, 0.5).sum())
+    masks = torch.func.vmap(gradients, randomness="different")(x)  # (3, 1000)
+    assert set(masks.unique().tolist()) == {0.0, 2.0}
+    assert not torch.equal(masks[0], masks[1])
+
+
 def test_dropout_has_second_derivatives() -> None:
     x = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: seeded_dropout(x.square()).square(), x)

@@ -10,12 +10,11 @@ from torch import Tensor
 from modules.kernels.cpu import HAS_ONEDNN
 from modules.kernels.linear import (
     MANY_OUTPUTS,
-    MIN_PRODUCTS,
     Linear,
-    OneDnnLinear,
     linear,
     linear_in_parts,
     linear_to_many,
+    onednn_product,
     takes_onednn,
     weight_gradient,
 )
@@ -28,6 +27,7 @@ def onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_ONEDNN:
         pytest.skip("torch has no oneDNN here")
     monkeypatch.setattr("modules.kernels.linear.PREFERS_ONEDNN", True)
+    monkeypatch.setattr("modules.kernels.linear.MIN_PRODUCTS", 2**22)
     monkeypatch.setattr("modules.kernels.linear.MIN_PRODUCTS_NO_GRAD", 2**18)
 
 
@@ -81,7 +81,6 @@ def test_second_derivatives_of_products_equal_plain_ones() -> None:
 
 
 @pytest.mark.usefixtures("onednn")
-@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_gradients_of_each_sample_equal_plain_ones() -> None:
     x = torch.randn(3, 300, 128)
     weight = torch.randn(128, 128) / 12
@@ -92,6 +91,17 @@ def test_gradients_of_each_sample_equal_plain_ones() -> None:
 
     assert takes_onednn(x[0], weight)
     close(gradients(linear), gradients(F.linear), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.usefixtures("onednn")
+@pytest.mark.parametrize("create_graph", [True, False])
+def test_several_gradients_at_once_equal_plain_ones(create_graph: bool) -> None:
+    x = torch.randn(300, 128, requires_grad=True)
+    weight = (torch.randn(128, 128) / 12).requires_grad_()
+    grads = torch.randn(3, 300, 128)
+    options: Any = {"is_grads_batched": True, "create_graph": create_graph}
+    ours = torch.autograd.grad(linear(x, weight), (x, weight), grads, **options)
+    close(ours, torch.autograd.grad(F.linear(x, weight), (x, weight), grads, **options))
 
 
 @pytest.mark.usefixtures("onednn")
@@ -107,9 +117,8 @@ def test_exported_layers_take_any_number_of_vectors() -> None:
 @pytest.mark.usefixtures("onednn")
 def test_a_frozen_weight_costs_no_product(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    forward = OneDnnLinear.forward
-    counted = staticmethod(lambda *inputs: calls.append(1) or forward(*inputs))
-    monkeypatch.setattr(OneDnnLinear, "forward", counted)
+    counted = lambda *inputs: calls.append(1) or onednn_product(*inputs)  # noqa: E731
+    monkeypatch.setattr("modules.kernels.linear.onednn_product", counted)
     frozen = Linear(256, 256).requires_grad_(False)
     frozen(torch.randn(100, 256, requires_grad=True)).sum().backward()
     assert len(calls) == 2  # forward, and the gradient of the input
@@ -120,7 +129,7 @@ def test_a_frozen_weight_costs_no_product(monkeypatch: pytest.MonkeyPatch) -> No
     "x, outputs",
     [
         (torch.randn(8, 8), 8),
-        (torch.randn(MIN_PRODUCTS), 4),
+        (torch.randn(2**22), 4),
         (torch.randn(512, 128, dtype=torch.float64), 128),
         (torch.randn(512, 128, device="meta"), 128),
     ],
@@ -174,7 +183,7 @@ def test_products_without_gradients_before_zen_5(
     """The shapes that take longer by oneDNN there are left to PyTorch."""
     monkeypatch.setattr("modules.kernels.linear.MIN_PRODUCTS_NO_GRAD", 2**23)
     with torch.set_grad_enabled(grad_enabled):
-        expected = rows * width**2 >= MIN_PRODUCTS if grad_enabled else taken
+        expected = rows * width**2 >= 2**22 if grad_enabled else taken
         assert takes_onednn(torch.randn(rows, width), torch.randn(width, width)) == expected
 
 
