@@ -18,7 +18,13 @@ from torch import Tensor
 
 from modules.generation.quantized import PackedLinear, QuantizedLinear
 from modules.kernels import cpu
-from modules.kernels.linear import MANY_OUTPUTS, linear_in_parts, product, weight_gradient
+from modules.kernels.linear import (
+    MANY_OUTPUTS,
+    linear_in_parts,
+    product,
+    takes_onednn,
+    weight_gradient,
+)
 from modules.kernels.rms_norm import RMSNormFunction
 from tasks.training import muon
 from tests.benchmarks import _compare
@@ -55,7 +61,7 @@ def products(rows: int, width: int, outputs: int) -> tuple[Choices, str]:
     choices: Choices = {"PyTorch": lambda: F.linear(x, weight)}
     if cpu.HAS_ONEDNN:
         choices["oneDNN"] = lambda: product(x, weight)
-    used = "oneDNN" if cpu.PREFERS_ONEDNN else "PyTorch"
+    used = "oneDNN" if takes_onednn(x, weight) else "PyTorch"
     if outputs > MANY_OUTPUTS and rows > 8:
         choices["PyTorch, in parts"] = lambda: linear_in_parts(x, weight)
         if not cpu.PREFERS_ONEDNN:
