@@ -370,3 +370,4 @@ class UnlabelledImageData(ImageData):
         **kwargs: Any,
     ) -> None:
         super().__init__(source=source, **kwargs)
+        self.source.problem_option = "--data.dataset.problem_type"

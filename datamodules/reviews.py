@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import IO, Any, BinaryIO, Literal
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datamodules.sources import TEXT_SOURCES, TextSamples, TextSource, open_source
 from datamodules.sources.labelled import require_same_targets, target_metadata
-from datamodules.sources.readers.formats import read_lines
+from datamodules.sources.readers.formats import open_decompressed, read_errors, read_lines
 from datamodules.sources.text_files import TextFolder, TextHub
 from datamodules.sources.texts import require_texts, text_samples
 from datamodules.text import Sequences, TextData, TokenLists, TokenRows
@@ -21,7 +21,7 @@ from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.cache import text_digest
 from datamodules.utils.errors import DataError, UsageError
-from datamodules.utils.files import open_regular, path_fault
+from datamodules.utils.files import path_fault
 
 
 class LabelledTokens(Sequences):
@@ -189,7 +189,7 @@ class ReviewData(TextData):
         tables = [kind for kind in TEXT_SOURCES.values() if kind.reads(Path(path.name))]
         if tables:
             return self._table_to_predict(tables[0], path)
-        with open_regular(path) as file:
+        with read_errors(path), open_decompressed(path) as file:
             return self._usable(*self._lines(file, str(path)))
 
     def _table_to_predict(self, kind: type[TextSource], path: Path) -> TextSamples:
@@ -235,7 +235,7 @@ class ReviewData(TextData):
         content = sys.stdin.buffer.read() if self.trainer.is_global_zero else b""
         return BytesIO(self.trainer.strategy.broadcast(content))
 
-    def _lines(self, file: BinaryIO, origin: str) -> tuple[list[str], list[int], str]:
+    def _lines(self, file: IO[bytes], origin: str) -> tuple[list[str], list[int], str]:
         """The lines that are UTF-8, their numbers, and what to call them; the others are bad."""
         texts = []
         rows = []

@@ -299,6 +299,7 @@ class Task(pl.LightningModule):
     # Training -------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
+        optim.refuse_clipping(self.trainer)
         sum_in_float32(self.trainer.strategy.model)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:

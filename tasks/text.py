@@ -16,7 +16,8 @@ from tasks.errors import TOO_LONG, UsageError
 from tasks.options import merge_options
 
 Config = TypeVar("Config")
-TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase")  # of a new tokenizer
+# Of a new tokenizer.
+TRAINING_OPTIONS = ("kind", "vocabulary", "min_frequency", "lowercase", "joint")
 
 
 class TextTask(Task):

@@ -90,6 +90,7 @@ class LabelledSource(Source, Generic[S]):
     checkpoint_classes: list[str] | None = None  # of the model that is tested or resumed
     checkpoint_labels: list[str] | None = None  # those of its training data, for these classes
     labelled = True  # whether targets are read
+    problem_option = "--model.problem_type"  # names the kind of targets on the command line
     needs_every_class = True  # whether the training split must have samples of each class
     problem_types: tuple[str, ...] = ("single_label_classification",)  # that the data can have
     label_fraction = 1.0  # of the training samples of each class that are used

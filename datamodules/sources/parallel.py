@@ -144,6 +144,7 @@ class PairHub(TableSource, ParallelSource):
 
     unused_options = {"header", "test"}
     advice = ", or choose with --data.languages"
+    header_advice = ""  # follows if the first row is a header
 
     def candidates(self, side: int) -> tuple[str, ...]:
         """The columns that may hold the source (0) or the target (1)."""
@@ -168,7 +169,7 @@ class PairHub(TableSource, ParallelSource):
         columns = self.table(split).columns.flatten()  # structs become columns
         option = ("source_column", "target_column")[side]
         candidates = self.candidates(side)
-        advice = self.advice
+        advice = self.advice + self.header_advice * self.options.header
         names = {*columns.schema.names}
         if side == 0 and names.isdisjoint(candidates) and names.isdisjoint(self.candidates(1)):
             advice += f"; nor is there a column {self.candidates(1)[0]}" * bool(self.columns[1])
@@ -201,10 +202,7 @@ class CsvPairs(PairTables):
     example = "train.tsv"
     kind = "CSV or TSV"
     quoted_tsv = False
-    advice = (
-        ", or choose with --data.languages; if the first line of a file is a pair, too, add "
-        "--data.dataset.header false"
-    )
+    header_advice = "; if the first line of a file is a pair, too, add --data.dataset.header false"
 
 
 class JsonPairs(PairTables):
@@ -233,8 +231,9 @@ def sources_in_table(path: str, language: str, options: ParallelOptions) -> list
     source.option_prefix = "--"
     source.path_option = "--input"
     source.skip_advice = ""
-    is_csv = kind is CsvPairs and options.header
-    source.advice = "; if the first line is a text, too, add --header false" if is_csv else ""
+    source.advice = ""
+    if kind is CsvPairs:
+        source.header_advice = "; if the first line is a text, too, add --header false"
     table = source.table("train")
     texts = source.decodable(text_samples(source.texts("train", 0), table.rows, table.where))
     return [text or "" for text in texts.column.to_pylist()]

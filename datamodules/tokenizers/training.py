@@ -1,6 +1,7 @@
 """Training a tokenizer: the kinds, and the cache of what was trained."""
 
 import json
+import string
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -85,7 +86,9 @@ def wordpiece(config: TokenizerConfig, texts: Texts) -> Pipeline:
     # The trainer numbers single pieces in an order that differs from run to run, unless they are
     # given.
     options["special_tokens"] += [
-        f"##{letter}" for letter in alphabet if unicodedata.category(letter)[0] in "LMN"
+        f"##{letter}"
+        for letter in alphabet
+        if unicodedata.category(letter)[0] in "LMNS" and letter not in string.punctuation
     ]
     trainer = trainers.WordPieceTrainer(
         initial_alphabet=alphabet, limit_alphabet=len(alphabet), **options

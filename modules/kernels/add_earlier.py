@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modules.kernels.derivatives import is_backward_only
+
 
 def earlier(x: Tensor, k: int, count: int, visible: Tensor | None) -> Tensor:
     """The k-th tokens before the last N of (B, count + N, E), 0 if not visible: (B, N, E)."""
@@ -16,21 +18,15 @@ class AddEarlier(torch.autograd.Function):
     """`add_earlier` with its gradient."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, visible: Tensor | None) -> Tensor:
-        """(B, K + N, E), (K, E) -> (B, N, E)."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, visible: Tensor | None) -> Tensor:
+        """(B, K + N, E), (K, E) -> (B, N, E). Keeps the inputs for the backward pass."""
+        ctx.save_for_backward(x, weight, visible)
         count = len(weight)
         dtype = torch.promote_types(x.dtype, weight.dtype)
         result = x[:, count:].to(dtype, copy=True)  # (B, N, E)
         for k, row in enumerate(weight, 1):
             result.addcmul_(earlier(x, k, count, visible), row)
         return result
-
-    @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
-    ) -> None:
-        """Keeps the inputs."""
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -59,4 +55,8 @@ def add_earlier(x: Tensor, weight: Tensor, visible: Tensor | None = None) -> Ten
     Returns:
         The new tokens, (B, N, E), in the wider dtype of the two.
     """
-    return AddEarlier.apply(x, weight, visible)
+    if is_backward_only():
+        return AddEarlier.apply(x, weight, visible)
+    count = len(weight)
+    parts = [earlier(x, k, count, visible) * row for k, row in enumerate(weight, 1)]
+    return sum(parts, x[:, count:])

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modules.kernels.derivatives import is_backward_only
+
 LEVELS = 2**16  # a random number is one of so many, all equally likely
 
 
@@ -46,8 +48,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0:
         return x
-    is_plain = not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
-    if x.device.type != "cpu" or not is_plain:
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not is_backward_only():
         return F.dropout(x, p)
     dropped = min(max(round(p * LEVELS), 1), LEVELS - 1)
     return MaskedScale.apply(x, random_int16(x.shape), dropped - LEVELS // 2)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from modules.config import default
 from modules.kernels.cpu import HAS_FULL_WIDTH, MIN_SIDE_GRADIENT, PREFERS_ONEDNN
+from modules.kernels.derivatives import is_backward_only
 
 # Multiplications below which the call itself costs more than oneDNN saves.
 MIN_PRODUCTS = 2**22 if HAS_FULL_WIDTH else 2**25
@@ -47,8 +47,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias: (M, K), (N, K), (N,) or None -> (M, N)."""
-    # oneDNN's operator has no forward-mode derivative, and no rule for `torch.func`.
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if not is_backward_only():  # for which oneDNN's operator has no rules
         return F.linear(a, b, bias)
     if torch.is_grad_enabled():
         return OneDnnLinear.apply(a, b, bias)

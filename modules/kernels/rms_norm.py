@@ -5,7 +5,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from modules.kernels.derivatives import is_backward_only
 
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
@@ -63,8 +64,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         and x.dtype in (torch.float32, torch.float64)
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
+        and is_backward_only()
     )
     if is_fast:
         return RMSNormFunction.apply(x, weight, eps)

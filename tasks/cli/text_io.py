@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -12,6 +13,9 @@ from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 
 UNFINISHED = " [...]"  # behind a text that was cut off
+# Tabs, and where `splitlines` splits, with the spaces around them.
+BREAKS = re.compile(r" *[\t-\r\x1c-\x1e\x85\u2028\u2029][ \t-\r\x1c-\x1e\x85\u2028\u2029]*")
+PACKED = (".gz", ".zst")
 
 
 def open_standard_streams() -> None:
@@ -72,12 +76,12 @@ def read_input_lines(name: str, option: str, what: str) -> list[str]:
         what: What its lines are, for messages.
     """
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else read_bytes(name)
+        raw = sys.stdin.buffer.read() if name == "-" else read_unpacked(name)
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
         return text.removesuffix("\n").split("\n") if text else []
     except OSError as error:
         raise UsageError(
-            f"{option} {name} cannot be read ({error.strerror}): give a file of {what}"
+            f"{option} {name} cannot be read ({error.strerror or error}): give a file of {what}"
         ) from error
     except UnicodeDecodeError as error:
         from datamodules.sources.readers.formats import not_utf8  # imports pyarrow
@@ -86,9 +90,19 @@ def read_input_lines(name: str, option: str, what: str) -> list[str]:
         raise UsageError(f"{option} {name}, line {line}: {not_utf8(name)}") from error
 
 
+def read_unpacked(name: str) -> bytes:
+    """The content of a file, decompressed if it is a .gz or .zst file."""
+    if Path(name).suffix.lower() not in PACKED:
+        return read_bytes(name)
+    from datamodules.sources.readers.formats import open_decompressed  # imports pyarrow
+
+    with open_decompressed(Path(name)) as file:
+        return file.read()
+
+
 def single_line(text: str) -> str:
-    """A text without tabs and line breaks."""
-    return " ".join(text.split())
+    """A text with a space for tabs and line breaks, and none at its ends."""
+    return BREAKS.sub(" ", text).strip(" ")
 
 
 def format_output(text: str, finished: bool) -> str:

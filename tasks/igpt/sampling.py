@@ -37,7 +37,7 @@ class PixelSampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.config(1)
+        self.config(1).require_sampling()
 
     def config(self, pixels: int) -> GenerationConfig:
         """Returns the options of `generate` for so many new pixels.

@@ -13,6 +13,7 @@ from tasks.checkpoints.exporting import (
     export_model,
     text_target,
     write_text_graph,
+    write_tokenizer,
 )
 from tasks.cli.text_io import print_note
 from tasks.lm.architectures import NOT_CAUSAL, load_model
@@ -44,4 +45,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
         return family.config_to_external(net.config, special_tokens), state
 
     write_onnx = partial(write_text_graph, NextTokenGraph(model.net), model.metadata)
-    export_model("lm", model.net, model.metadata, target, format, convert, write_onnx)
+    # The context, not the length of the rows of training.
+    for_tokenizer = model.metadata | {"max_length": model.net.max_length}
+    write_more = lambda _, folder: write_tokenizer(for_tokenizer, folder)  # noqa: E731
+    export_model("lm", model.net, model.metadata, target, format, convert, write_onnx, write_more)

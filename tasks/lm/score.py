@@ -19,7 +19,7 @@ from datamodules.sources.texts import require_texts
 from datamodules.tokenizers import TokenizerConfig
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
-from modules.kernels.cross_entropy import IGNORE_INDEX
+from modules.kernels.cross_entropy import IGNORE_INDEX, plain_cross_entropy
 from modules.models.gpt import Decoder
 from tasks.cli.text_io import printing_to
 from tasks.errors import UsageError, usage_errors
@@ -238,13 +238,21 @@ def total_losses(
             padded = pad_sequence([*inputs], batch_first=True)  # (B, T), behind the tokens
             states = net(padded.to(device))  # (B, T, E)
             for number, hidden, target in zip(numbers, states, targets, strict=True):
-                # (T, E) -> (1, N, E), and (N,) -> (1, N)
-                mean, right = net.loss(hidden[None, : len(target)], target[None].to(device))
+                mean, right = window_loss(net, hidden[: len(target)], target.to(device))
                 losses[number] += float(mean) * int((target != IGNORE_INDEX).sum())
                 correct[number] += int(right)
             advance(len(batch))
     counts = [len(text) - 1 for text in texts]
     return list(zip(losses, correct, counts, strict=True))
+
+
+def window_loss(net: Decoder, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean loss and number of correct predictions of vectors (N, E) with targets (N,)."""
+    if not net.head._forward_hooks:
+        return net.loss(hidden[None], target[None])  # (1, N, E), (1, N)
+    logits = net.logits(hidden)  # (N, V), as changed by `intervene`, which `loss` does not compute
+    is_right = (logits.argmax(-1) == target) & (target != IGNORE_INDEX)  # (N,)
+    return plain_cross_entropy(logits.float(), target), is_right.sum()
 
 
 def window_starts(tokens: np.ndarray, length: int, stride: int) -> range:

@@ -13,12 +13,12 @@ from torchmetrics.utilities import dim_zero_cat
 
 from tasks.cli.text_io import single_line
 
-# Tokenizers of BLEU by ISO 639 code, for languages whose words have no spaces between them, and
-# Korean; 13a for all others.
+# Tokenizers of BLEU by ISO 639 code or name, for languages whose words have no spaces between them,
+# and Korean; 13a for all others.
 BLEU_TOKENIZERS = {
-    **dict.fromkeys(["zh", "zho", "cmn", "yue"], "zh"),
-    **dict.fromkeys(["ja", "jpn", "ko", "kor", "th", "tha", "lo", "lao"], "char"),
-    **dict.fromkeys(["km", "khm", "my", "mya", "bo", "bod"], "char"),
+    **dict.fromkeys(["zh", "zho", "cmn", "yue", "chinese"], "zh"),
+    **dict.fromkeys(["ja", "jpn", "japanese", "ko", "kor", "korean", "th", "tha", "thai"], "char"),
+    **dict.fromkeys(["lo", "lao", "km", "khm", "my", "mya", "bo", "bod"], "char"),
 }
 
 

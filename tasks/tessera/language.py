@@ -171,8 +171,10 @@ class LanguageModel(Model):
     def embed(self, texts: Texts, batch_size: int = 64) -> Tensor:
         """Mean of the last block's vectors over the tokens: (E,) for one text, (S, E) for several.
 
-        Only the tokens that fit into the context count.
+        Only the tokens that fit into the context count. Without a causal mask, tokens would attend
+        to the padding behind them, so that texts run one by one.
         """
+        batch_size = batch_size if self.net.config.stack.causal else 1
 
         def run(tokens: Tensor, padding_mask: Tensor) -> list[Tensor]:
             hidden = self.net(tokens)  # (B, N, E); no token attends to the padding behind it

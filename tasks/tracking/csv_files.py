@@ -27,12 +27,17 @@ def write_csv(
         header = [*header, name]
         is_json = (float, bool, list, dict)
         columns = [*columns, [text_cell(c) if type(c) in is_json else c for c in cells]]
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(header)
+    lines = [csv_line(header)]
     for row in zip(*columns, strict=True):
-        table.writerow(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row)
-    write_text(path, text.getvalue())
+        lines.append(csv_line([f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row]))
+    write_text(path, "".join(lines))
+
+
+def csv_line(cells: Sequence[Any]) -> str:
+    """A row of a CSV file; cells with any kind of line break are quoted."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)  # quotes both of its characters
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def text_cell(cell: Any) -> str:

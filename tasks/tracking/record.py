@@ -258,9 +258,9 @@ class RunRecord(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        """Log the learning rate of each parameter group, if they differ."""
+        """Log the learning rate of each parameter group, if their peaks differ."""
         rates = {f"train/lr_{group['name']}": group["lr"] for group in optimizer.param_groups}
-        if len(set(rates.values())) > 1:
+        if len({group["initial_lr"] for group in optimizer.param_groups}) > 1:
             device = pl_module.device  # Python numbers would wait for the GPU
             tensors = {name: torch.full((), rate, device=device) for name, rate in rates.items()}
             pl_module.log_dict(tensors)

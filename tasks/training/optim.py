@@ -106,6 +106,15 @@ def freeze(net: nn.Module, layers: int) -> None:
             parameter.requires_grad_(False)
 
 
+def refuse_clipping(trainer: Any) -> None:
+    """Raises `UsageError` if a trainer is told to clip gradients, which the task does itself."""
+    if trainer.gradient_clip_val is not None:
+        raise UsageError(
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) has no effect: give the task "
+            "OptimConfig(gradient_clip=...)"
+        )
+
+
 def freeze_statistics(net: nn.Module) -> None:
     """Puts BatchNorm whose parameters are all frozen into evaluation mode.
 

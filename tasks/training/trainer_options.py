@@ -49,6 +49,8 @@ REFUSED_CALLBACKS = {  # of Lightning, with what to use instead
         ("WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging"), "give --model.ema"
     ),
     "GradientAccumulationScheduler": "give --trainer.accumulate_grad_batches",
+    "BatchSizeFinder": "give --data.batch_size",
+    "BackboneFinetuning": "give --model.optimizer.freeze",
     "LearningRateFinder": "compare learning rates in an experiment of tasks.lab",
 }
 # These replace Lightning's.

@@ -184,7 +184,9 @@ class OwnWeights(Pretrained):
 
     @property
     def new_parts(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("head.", "pool.") if isinstance(self.saved, MAEConfig) else super().new_parts
+        if isinstance(self.saved, MAEConfig):
+            return "head.", "distillation_head.", "pool."
+        return super().new_parts
 
     def convert(self, state: State, config: ImageConfig) -> State:
         state = drop_other_classifier(state, config.num_classes)

@@ -94,7 +94,7 @@ def frozen_network(model: Pretrained) -> ImageNet:
     weights = model.weights(config)
     with model.errors():
         net = build_image_net(config)
-        load_weights(net, weights, CLASSIFIERS)
+        load_weights(net, weights, (*CLASSIFIERS, "head.norm."))  # behind the features
     return net.eval()
 
 

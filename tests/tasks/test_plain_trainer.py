@@ -141,7 +141,10 @@ def test_a_new_task_trains_on_data_that_are_not_ours(data: pl.LightningDataModul
     metadata = {"problem_type": "single_label_classification", "channels": 1}
     task.metadata = {**metadata, "class_names": ["dark", "bright"], "mean": [0.5], "std": [0.5]}
     assert all(f"'{name}'" in str(refusal.value) for name in task.metadata)
-    trainer = pl.Trainer(max_epochs=3, accelerator="cpu", logger=False, enable_progress_bar=False)
+    options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    with pytest.raises(UsageError, match="gradient_clip"):
+        pl.Trainer(max_epochs=1, gradient_clip_val=1.0, **options).fit(task, data)
+    trainer = pl.Trainer(max_epochs=3, **options)
     trainer.fit(task, data)
     assert trainer.test(task, data, verbose=False)[0]["test/acc"] == 1
     trainer.save_checkpoint("plain.ckpt")

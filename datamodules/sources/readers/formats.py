@@ -123,11 +123,12 @@ def read_lines(file: IO[bytes], name: object, reject: Reject) -> Iterator[str | 
             yield text.rstrip("\r\n")
 
 
-def find_delimiter(lines: list[str], usual: str, quoting: Any) -> str:
-    """What is between the cells of a table, told by its first lines, of which one is the header.
+def find_delimiter(lines: list[str], usual: str, quoting: Any, header: bool) -> str:
+    """What is between the cells of a table, told by its first lines.
 
-    It is `usual`, a semicolon, a vertical bar or a tab: of those that the header has, the one that
-    divides the most rows into as many cells as the header, then the one with the most cells.
+    It is `usual`, a semicolon, a vertical bar or a tab: of those that the first row has, the one
+    that divides the most rows into as many cells as the first, then the one with the most cells.
+    Without a header, which texts are not, it must divide all rows so.
     """
     found: dict[tuple[int, int], str] = {}
     for mark in (usual, ";", "|", "\t"):
@@ -135,7 +136,7 @@ def find_delimiter(lines: list[str], usual: str, quoting: Any) -> str:
         with suppress(csv.Error):  # is reported when the file is read
             rows = csv.reader(lines, delimiter=mark, quoting=quoting)
             sizes += [len(cells) for cells in rows if cells]
-        if sizes and sizes[0] > 1:
+        if sizes and sizes[0] > 1 and (header or len(set(sizes)) == 1):
             found.setdefault((sizes.count(sizes[0]), sizes[0]), mark)
     return found[max(found)] if found else usual
 
@@ -145,7 +146,7 @@ def read_csv(
 ) -> Iterator[Row]:
     """The rows of a CSV file, or of a .tsv file, with the line each begins at.
 
-    With a header, `find_delimiter` tells what is between cells; else it is a comma (.tsv: a tab).
+    `find_delimiter` tells what is between cells; usually a comma (.tsv: a tab).
 
     Args:
         path: The file.
@@ -169,8 +170,7 @@ def read_csv(
         newline = "\n" if b"\n" in start else ""  # "": carriage returns may end the lines
         lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline=newline)
         first = list(islice(lines, FIRST_LINES))
-        if header:
-            delimiter = find_delimiter(first, delimiter, quoting)
+        delimiter = find_delimiter(first, delimiter, quoting, header)
         reader = csv.reader(chain(first, lines), delimiter=delimiter, quoting=quoting, strict=True)
         next_line = 1
         try:
@@ -257,6 +257,8 @@ def parse_line(line: str) -> dict[str, Any] | str:
     except UnicodeEncodeError:
         return "holds half of a surrogate pair, which is not a character"
     except ValueError as error:
+        if line.lstrip().startswith("["):
+            return "begins a list; each line must be a JSON object such as {...}"
         reason = str(error).replace("line 1 ", "").partition(";")[0]
         return f"is not JSON that can be read ({reason})"
     return row if isinstance(row, dict) else "is not a JSON object such as {...}"

@@ -187,8 +187,8 @@ class ClassColumn(LabelColumn):
             label = values[indices[row]][:40]
             raise DataError(
                 f"{table.name(row)} has the label {label}, but classes are words or whole numbers "
-                f"from 0 to {MAX_CLASS - 1:,}: to learn numbers add "
-                "--model.problem_type regression; else fix or remove it, or name all classes with "
+                f"from 0 to {MAX_CLASS - 1:,}: to learn numbers add {self.source.problem_option} "
+                "regression; else fix or remove it, or name all classes with "
                 "--data.dataset.class_names."
             )
         unknown = (indices == len(values)).nonzero().flatten().tolist()
@@ -218,7 +218,7 @@ class ClassColumn(LabelColumn):
         missing = [row for row in rows if not labels[row].is_valid]
         advice = "; fill it in, or remove such rows"
         if any((self.source.options.label_separator or ",") in name for name in names):
-            advice += "; if a sample may have several, set --model.problem_type "
+            advice += f"; if a sample may have several, set {self.source.problem_option} "
             advice += "multi_label_classification"
         return f"{table.name(rows[0])} has no label{table.count(missing)}, {wanted}{advice}."
 

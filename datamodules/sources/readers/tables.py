@@ -238,9 +238,10 @@ class TableSource(Source):
 
 
 def is_encoded(kind: pa.DataType) -> bool:
-    """Whether an Arrow type is one of bytes, or nested, as encoded images are."""
-    is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-    return bool(is_bytes or pa.types.is_struct(kind))
+    """Whether an Arrow type is one of bytes, or a struct with bytes, as encoded images are."""
+    if pa.types.is_struct(kind):
+        return any(is_encoded(field.type) for field in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def type_fault(

@@ -7,6 +7,7 @@ import datasets
 import pytest
 
 from datamodules.masked_text import MaskedTextData
+from datamodules.sources.readers.formats import read_csv
 from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.data_modules import WORDS
 from tests.helpers.refusals import refused
@@ -175,7 +176,9 @@ def test_languages_can_be_turned() -> None:
     ]
 
 
-@pytest.mark.parametrize(("ending", "between"), [("tsv", "\t"), ("csv", ",")])
+@pytest.mark.parametrize(
+    ("ending", "between"), [("tsv", "\t"), ("csv", ","), ("csv", ";"), ("csv", "\t"), ("tsv", "|")]
+)
 def test_tables_without_a_header(ending: str, between: str) -> None:
     lines = [f"a {i}{between}ein {i}{between}cc by\n" for i in range(10)]
     path = write(Path(f"pairs.{ending}"), "".join(lines))
@@ -184,6 +187,18 @@ def test_tables_without_a_header(ending: str, between: str) -> None:
     assert found.name(0) == f"line 1 of {path}"
     turned = build(f"pairs null {path} source_column=2 target_column=1", header=False)
     assert [column[3].as_py() for column in turned.records("train").columns] == ["ein 3", "a 3"]
+
+
+def rejected(place: str, fault: str) -> None:
+    raise AssertionError(f"{place} {fault}")
+
+
+def test_texts_without_a_header_keep_their_marks() -> None:
+    path = write(Path("pairs.csv"), "so; it is\n" + "a text\n" * 9)
+    assert next(iter(read_csv(path, rejected, header=False)))[1] == {"1": "so; it is"}
+    with refused(UsageError, "no column de") as error:
+        build(f"pairs null {path}", header=False).records("train")
+    assert "header false" not in str(error.value)
 
 
 @pytest.mark.parametrize(("ending", "between"), [("csv", ";"), ("csv", "\t"), ("tsv", "|")])

@@ -277,3 +277,11 @@ def test_bpe_merges_end_in_the_tokens_of_the_text(text: str) -> None:
 def test_only_bpe_has_merges() -> None:
     with pytest.raises(UsageError, match="kind word and has no byte-level BPE merges"):
         next(trained("word").bpe_merges("x"))
+
+
+def test_pieces_that_are_symbols_have_the_same_numbers_in_each_training() -> None:
+    """Currencies, degrees and emoji are part of a word, unlike punctuation."""
+    marks = "\N{EURO SIGN}\N{POUND SIGN}\N{DEGREE SIGN}\N{TRADE MARK SIGN}\N{GRINNING FACE}+$"
+    texts = [f"word{i} {i}{mark} {mark}{i}" for i in range(40) for mark in marks]
+    config = TokenizerConfig(kind="wordpiece", vocabulary=400)
+    assert len({Tokenizer.train(texts, config).to_json() for _ in range(6)}) == 1

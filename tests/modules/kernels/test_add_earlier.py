@@ -38,3 +38,15 @@ def test_sums_with_earlier_tokens_are_convolutions(new: int, masked: bool) -> No
 def test_sums_of_16_bits_with_wider_weights_are_wide() -> None:
     x, weight = torch.randn(1, 6, 4, dtype=torch.bfloat16), torch.randn(2, 4)
     close(add_earlier(x, weight), add_earlier(x.float(), weight))
+
+
+def test_each_sample_of_a_vmap_has_its_gradients() -> None:
+    x, weight = torch.randn(3, 1, 6, 4), torch.randn(2, 4)
+
+    def loss(weight: Tensor, x: Tensor) -> Tensor:
+        return add_earlier(x, weight).square().sum()
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weight, x)  # (3, 2, 4)
+    close(each, torch.stack([torch.func.grad(loss)(weight, one) for one in x]))
+    leaf = weight.clone().requires_grad_()
+    close(each.sum(0), torch.autograd.grad(sum(loss(leaf, one) for one in x), leaf)[0])

@@ -61,6 +61,14 @@ def test_each_sample_of_a_vmap_has_its_own_mask() -> None:
     assert not torch.equal(masks[0], masks[1])
 
 
+def test_dropout_has_forward_mode_derivatives() -> None:
+    x = torch.ones(100)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.full((100,), 3.0))
+        primal, tangent = torch.autograd.forward_ad.unpack_dual(dropout(dual, 0.5))
+    close(tangent, 3 * primal)
+
+
 def test_dropout_has_second_derivatives() -> None:
     x = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: seeded_dropout(x.square()).square(), x)

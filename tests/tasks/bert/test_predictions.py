@@ -1,6 +1,7 @@
 """`predict`: several texts, the most likely classes, formats of the file."""
 
 import csv
+import gzip
 import json
 import re
 import subprocess
@@ -265,3 +266,36 @@ def test_classes_that_are_named_like_columns(name: str, tmp_path: Path) -> None:
 def targets(names: list[str]) -> dict[str, Any]:
     """Metadata of classes."""
     return {"class_names": names, **external_targets("single_label_classification")}
+
+
+def test_texts_with_carriage_returns_stay_whole_in_csv(console: Console, best: Path) -> None:
+    texts = ["10%\r50%\r100%", 'a "word"', "two\nlines", "last\r"]
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    Path("in.jsonl").write_text(rows)
+    predict = f"predict --ckpt_path {best} --input"
+    console.printed(f"{predict} in.jsonl --output out.csv", "bert")
+    with open("out.csv", newline="") as file:
+        assert [row["text"] for row in csv.DictReader(file)] == texts
+    console.printed(f"{predict} out.csv --output again.csv", "bert")
+    assert Path("again.csv").read_bytes().count(b"\r") == 3
+
+
+def test_structs_of_a_parquet_file_are_kept(console: Console, best: Path) -> None:
+    rows = [{"text": "good", "about": {"id": 1}, "image": {"bytes": b"x", "path": "x.png"}}]
+    pq.write_table(pa.Table.from_pylist(rows), "in.parquet")
+    console.printed(f"predict --ckpt_path {best} --input in.parquet --output out.jsonl", "bert")
+    entry = json.loads(Path("out.jsonl").read_text())
+    assert entry["about"] == {"id": 1} and "image" not in entry
+
+
+def test_compressed_lines_and_lists_of_json(console: Console, best: Path) -> None:
+    predict = f"predict --ckpt_path {best} --input"
+    Path("in.txt").write_text("good\nbad\n")
+    Path("in.txt.gz").write_bytes(gzip.compress(b"good\nbad\n"))
+    console.printed(f"{predict} in.txt --output a.csv", "bert")
+    console.printed(f"{predict} in.txt.gz --output b.csv", "bert")
+    assert Path("a.csv").read_bytes() == Path("b.csv").read_bytes()
+    Path("in.txt.gz").write_bytes(gzip.compress(b"good\nbad\n")[:-4])
+    console.refused(f"{predict} in.txt.gz", "in.txt.gz cannot be read", task="bert", code=None)
+    console.printed(f"{predict} in.txt --output a.json", "bert")
+    console.refused(f"{predict} a.json", "each line must be a JSON object", task="bert", code=None)

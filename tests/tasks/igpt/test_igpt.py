@@ -171,6 +171,7 @@ def test_generate(trained: Path, console: Console) -> None:
     for mistake, named in (
         ("--samples 0", "samples is 0"),
         ("--samples 2 --temperature 0", "temperature"),
+        ("--temperature 0 --top_k 3", "top_k, top_p and min_p are for sampling"),
         ("--output a.jpg", "png"),
         ("--input missing.png", "missing.png"),
         ("--input photo.png --top_p 2", "top_p"),
@@ -321,6 +322,16 @@ def test_other_channels_than_those_of_the_model_are_refused(
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(options: str, named: str, console: Console) -> None:
     console.refused(f"fit {TINY['igpt']} {FEW_STEPS} {options} --run_dir r", named, task="igpt")
+
+
+def test_labels_that_are_no_classes_name_the_option_of_this_task(console: Console) -> None:
+    write_images(Path("images"))
+    files = sorted(Path("images").rglob("*.png"))
+    rows = "".join(f"{file},{i / 3}\n" for i, file in enumerate(files))
+    Path("numbers.csv").write_text(f"file_name,label\n{rows}")
+    line = f"fit {TINY['igpt']} {FEW_STEPS} --data.path numbers.csv --run_dir r"
+    named = "add --data.dataset.problem_type regression"
+    console.refused(line, named, task="igpt", code=None)
 
 
 def test_images_of_one_colour_stop_the_run(console: Console) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tasks.lm.score import total_losses, windows
 from tasks.lm.streaming import prompt_tokens
 from tests.helpers.command import ROOT, Console, Patch, run
 from tests.helpers.tiny import write_corpus
+from tests.helpers.tiny_models import close
 
 TASK = "lm"
 
@@ -325,3 +327,23 @@ def test_score_needs_one_text(lm_letters: Path, console: Console) -> None:
     ):
         console.refused(f"{line} {more}", *names, task=TASK)
     console.refused(f"{line} --text schön", "'ö' (U+00F6)", "--text", task=TASK)
+
+
+def test_changed_logits_are_scored(lm_letters: Path) -> None:
+    model = tessera.load(lm_letters, kind=tessera.LanguageModel)
+    before = model.score("abab").loss
+    with model.intervene({"logits": lambda x: 1 * x}):
+        assert model.score("abab").loss == pytest.approx(before)
+    with model.intervene({"logits": lambda x: 0 * x}):
+        assert model.score("abab").loss == pytest.approx(math.log(model.tokenizer.vocab_size))
+
+
+def test_a_vector_without_the_causal_mask_does_not_depend_on_other_texts(
+    lm_letters: Path, monkeypatch: Patch
+) -> None:
+    model = tessera.load(lm_letters, kind=tessera.LanguageModel)
+    stack = replace(model.net.config.stack, causal=False)
+    monkeypatch.setattr(model.net, "config", replace(model.net.config, stack=stack))
+    monkeypatch.setattr(model.net.stack, "config", stack)
+    several = model.embed(["ab", "abcabcabc"])
+    close(several[0], model.embed("ab"))

@@ -314,3 +314,13 @@ def test_classes_of_the_images_do_not_matter(pretrained: str, console: Console) 
     line = f"test --ckpt_path {pretrained} --data.path images --data.source folder"
     console.printed(f"{line} --output t", "mae")
     assert json.loads(Path("t/test.json").read_text())["test/loss"] > 0
+
+
+@pytest.mark.parametrize("options", [
+    "--model.net.pool cls --model.net.distillation_token true", "--model.net.norm_after_pool true"
+], ids=("distillation token", "norm after pooling"))  # fmt: skip
+def test_parts_that_pretraining_does_not_learn_are_new(options: str, console: Console) -> None:
+    assert run(f"{FIT} {options} --run_dir p", "mae") == 0
+    assert run(f"{VIT} --model.pretrained p --run_dir v", "vit") == 0
+    console.printed("probe --ckpt_path p", "vit")
+    assert Path("p/probe.json").is_file()

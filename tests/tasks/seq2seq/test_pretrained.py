@@ -191,6 +191,8 @@ def test_another_tokenizer_is_refused(translator: Path, console: Console) -> Non
     Path("other.json").write_text(other.to_json())
     line = f"fit {LINE} --model.pretrained {translator} --data.tokenizer.file other.json"
     console.refused(line, f"({other.vocab_size} tokens)", task="seq2seq")
+    line = f"fit {LINE} --model.pretrained {translator} --data.tokenizer.joint false"
+    console.refused(line, "--data.tokenizer.joint is for a new tokenizer", task="seq2seq")
 
 
 def test_a_model_that_only_safetensors_can_hold(console: Console) -> None:

@@ -1,5 +1,6 @@
 """`translate` and `attend`: input, order and form of translations, and their attention."""
 
+import gzip
 import io
 import json
 import sys
@@ -15,7 +16,7 @@ from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from modules.generation.sampling import GenerationConfig
 from modules.generation.translation import translate
 from modules.models.seq2seq import Seq2Seq
-from tasks.cli.text_io import UNFINISHED
+from tasks.cli.text_io import UNFINISHED, single_line
 from tasks.seq2seq.architectures import TranslationModel, load_model
 from tasks.seq2seq.attend import cross_attention_weights, draw, token_labels, translate_text
 from tests.helpers.command import Console, Patch, run
@@ -55,6 +56,21 @@ def test_a_file_in_its_order(command: str, model: TranslationModel, console: Con
     assert len(set(expected)) > 4 and "7 sentences in" in err
 
 
+def test_a_compressed_file(command: str, console: Console) -> None:
+    Path("in.txt").write_text("two\nthree\n")
+    Path("in.txt.gz").write_bytes(gzip.compress(b"two\nthree\n"))
+    expected = translations(f"{command} --input in.txt", console)
+    assert translations(f"{command} --input in.txt.gz", console) == expected
+    Path("in.txt.gz").write_bytes(gzip.compress(b"two\nthree\n")[:-4])
+    console.refused(f"{command} --input in.txt.gz", "in.txt.gz cannot be read", task=TASK)
+
+
+def test_only_tabs_and_line_breaks_become_spaces() -> None:
+    assert single_line(" a\t\r\nb\N{LINE SEPARATOR}c  d\N{NO-BREAK SPACE}!\n") == (
+        "a b c  d\N{NO-BREAK SPACE}!"
+    )
+
+
 def test_a_column_of_a_table(command: str, console: Console) -> None:
     texts = ["two, three", "", "four"]
     expected = translations(f'{command} --text "two, three" --text "" --text four', console)
@@ -65,12 +81,14 @@ def test_a_column_of_a_table(command: str, console: Console) -> None:
     Path("in.csv").write_text(f"id,en\n{cells}")
     Path("other.csv").write_text(f"id,text\n{cells}")
     Path("bare.csv").write_text(cells)
+    Path("marks.csv").write_text(cells.replace(",", ";").replace("two;", "two,"))
     for options in (
         "in.csv",
         "in.jsonl",
         "in.parquet",
         "other.csv --source_column text",
         "bare.csv --header false --source_column 2",
+        "marks.csv --header false --source_column 2",
     ):
         assert translations(f"{command} --input {options}", console) == expected, options
     console.refused(f"{command} --input other.csv", "--source_column", "text", task=TASK)

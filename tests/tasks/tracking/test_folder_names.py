@@ -58,7 +58,7 @@ def test_a_run_cannot_be_longer_than_its_end(console: Console) -> None:
         console.refused(line, f"min_{unit} 5 exceeds --trainer.max_{unit} 2")
 
 
-@pytest.mark.parametrize("name", ["Timer", "LearningRateFinder", "EMAWeightAveraging"])
+@pytest.mark.parametrize("name", ["Timer", "BatchSizeFinder", "EMAWeightAveraging"])
 def test_callbacks_that_cannot_be_used_are_refused(name: str, console: Console) -> None:
     console.refused(f"fit {LONG} --trainer.callbacks {name}", name)
     assert not Path("runs").exists()

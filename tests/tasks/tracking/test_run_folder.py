@@ -122,6 +122,20 @@ def test_a_limited_test_says_so(console: Console) -> None:
     assert json.loads(Path("again/test.json").read_text())["test_samples"] == 128
 
 
+def test_rates_of_all_groups_end_with_the_schedule() -> None:
+    options = "--model.optimizer.layer_decay 0.5 --trainer.log_every_n_steps 1"
+    steps = "--trainer.max_steps 4 --trainer.limit_test_batches 0"
+    assert run(f"fit {TINY['vit']} {steps} {options} --run_dir r") == 0
+    rows = [row for row in metrics("r") if row.get("train/lr")]
+    names = [name for name in rows[0] if name.startswith("train/lr_")]
+    assert len(names) > 2
+    assert {float(rows[-1][name]) for name in ["train/lr", *names]} == {0.0}
+    shares = [float(rows[0][name]) / float(rows[0]["train/lr"]) for name in names]
+    assert [float(rows[-2][name]) / float(rows[-2]["train/lr"]) for name in names] == (
+        pytest.approx(shares, rel=1e-4)
+    )
+
+
 def test_samples_are_not_timed_as_training(tmp_path: Path) -> None:
     record = RunRecord(tmp_path, {}, [])
     task = SimpleNamespace(untimed_seconds=0.0)
