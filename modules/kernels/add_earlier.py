@@ -58,5 +58,5 @@ def add_earlier(x: Tensor, weight: Tensor, visible: Tensor | None = None) -> Ten
     if is_backward_only():
         return AddEarlier.apply(x, weight, visible)
     count = len(weight)
-    parts = [earlier(x, k, count, visible) * row for k, row in enumerate(weight, 1)]
+    parts = [earlier(x, k, count, visible) * row for k, row in enumerate(weight, 1)]  # (B, N, E)
     return sum(parts, x[:, count:])

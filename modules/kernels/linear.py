@@ -47,7 +47,7 @@ class OneDnnLinear(torch.autograd.Function):
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """a b^T + bias: (M, K), (N, K), (N,) or None -> (M, N)."""
-    if not is_backward_only():  # for which oneDNN's operator has no rules
+    if not is_backward_only():  # oneDNN's operator has no rules for other derivatives
         return F.linear(a, b, bias)
     if torch.is_grad_enabled():
         return OneDnnLinear.apply(a, b, bias)
