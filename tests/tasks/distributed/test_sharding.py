@@ -116,7 +116,9 @@ def reduce_gradients(rank: int, sharded: bool) -> None:
         shard(net, init_device_mesh("cpu", (4,)))
     else:
         model = DistributedDataParallel(net)
-        task: Any = SimpleNamespace(trainer=SimpleNamespace(strategy=SimpleNamespace(model=model)))
+        strategy = SimpleNamespace(model=model)
+        trainer = SimpleNamespace(strategy=strategy, gradient_clip_val=None)
+        task: Any = SimpleNamespace(trainer=trainer)
         Task.on_train_start(task)
     inputs = torch.randn(4, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
     model(inputs[rank : rank + 1]).sum().backward()
