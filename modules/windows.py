@@ -173,7 +173,8 @@ class MLPBias(RelativeBias):
 
     def __init__(self, heads: int, size: int, pretrained_size: int | None = None) -> None:
         super().__init__(heads, size)
-        line = torch.arange(1 - size, size) * (8 / max(1, (pretrained_size or size) - 1))  # (2S-1,)
+        reach = max(1, (pretrained_size or size) - 1)  # offset that becomes 8
+        line = torch.arange(1 - size, size) * (8 / reach)  # (2S-1,)
         line = line.sign() * torch.log2(line.abs() + 1) / math.log2(8)
         pairs = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1)  # (2S-1, 2S-1, 2)
         self.register_buffer("pairs", pairs, persistent=False)

@@ -24,8 +24,8 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available() and platform.machine() in ("x8
 # MKL, which computes PyTorch's own float32 products, does not use AVX-512 on AMD's CPUs: it takes
 # up to twice as long there. On CPUs without AVX-512, MKL is faster than oneDNN.
 PREFERS_ONEDNN = HAS_ONEDNN and HAS_AVX512 and "AMD" in NAME
-# AMD's CPUs before Zen 5 compute only half of AVX-512's width at a time, so that oneDNN's larger
-# products are no more than a tenth faster there. Zen 5 is AMD's first with AVX-512 and AVX-VNNI.
+# AMD's CPUs before Zen 5 compute only half of AVX-512's width at a time: oneDNN saves less there.
+# Zen 5 is AMD's first with AVX-512 and AVX-VNNI.
 HAS_FULL_WIDTH = _has("avx_vnni", "avx512_vp2intersect")
 # For the gradient of a weight, oneDNN copies both factors. If the weight's shorter side is below
 # this, that takes longer than it saves.

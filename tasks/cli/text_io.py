@@ -9,13 +9,11 @@ from contextlib import contextmanager, redirect_stdout
 from io import TextIOWrapper
 from pathlib import Path
 
-from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
 
 UNFINISHED = " [...]"  # behind a text that was cut off
 # Tabs, and where `splitlines` splits, with the spaces around them.
 BREAKS = re.compile(r" *[\t-\r\x1c-\x1e\x85\u2028\u2029][ \t-\r\x1c-\x1e\x85\u2028\u2029]*")
-PACKED = (".gz", ".zst")
 
 
 def open_standard_streams() -> None:
@@ -75,8 +73,14 @@ def read_input_lines(name: str, option: str, what: str) -> list[str]:
         option: The option that names it.
         what: What its lines are, for messages.
     """
+    from datamodules.sources.readers.formats import not_utf8, open_decompressed  # imports pyarrow
+
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else read_unpacked(name)
+        if name == "-":
+            raw = sys.stdin.buffer.read()
+        else:
+            with open_decompressed(Path(name)) as file:
+                raw = file.read()
         text = raw.decode("utf-8-sig").replace("\r\n", "\n")
         return text.removesuffix("\n").split("\n") if text else []
     except OSError as error:
@@ -84,20 +88,8 @@ def read_input_lines(name: str, option: str, what: str) -> list[str]:
             f"{option} {name} cannot be read ({error.strerror or error}): give a file of {what}"
         ) from error
     except UnicodeDecodeError as error:
-        from datamodules.sources.readers.formats import not_utf8  # imports pyarrow
-
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{option} {name}, line {line}: {not_utf8(name)}") from error
-
-
-def read_unpacked(name: str) -> bytes:
-    """The content of a file, decompressed if it is a .gz or .zst file."""
-    if Path(name).suffix.lower() not in PACKED:
-        return read_bytes(name)
-    from datamodules.sources.readers.formats import open_decompressed  # imports pyarrow
-
-    with open_decompressed(Path(name)) as file:
-        return file.read()
 
 
 def single_line(text: str) -> str:
