@@ -7,6 +7,7 @@ import platform
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 STAT = Path("/proc/stat")
@@ -25,28 +26,44 @@ def usable_cores() -> int:
 
 def free_cores(seconds: float = 0.1) -> float:
     """Cores that no process used while this one slept; infinity if the system does not tell."""
-    try:
-        before = _core_times()
-        time.sleep(seconds)
-        after = _core_times()
-        idle = [
-            (after[core][0] - idle) / max(1, after[core][1] - total)
-            for core, (idle, total) in before.items()
-        ]
-    except (OSError, ValueError, IndexError, KeyError):
-        return math.inf
-    return sum(idle) if idle else math.inf
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    before = core_times(cores)
+    time.sleep(seconds)
+    idle = idle_shares(before, core_times(cores))
+    return sum(idle.values()) if idle else math.inf
 
 
-def _core_times() -> dict[int, tuple[int, int]]:
-    """Of each core in this process's affinity: time without work, and all time, in ticks."""
+def core_times(cores: set[int]) -> dict[int, tuple[int, int]]:
+    """Of each core: the time without work, and all time, in ticks. Empty if Linux does not tell."""
     found = {}
-    for line in STAT.read_text().splitlines():
-        name, *values = line.split()
-        if name.startswith("cpu") and name != "cpu" and int(name[3:]) in os.sched_getaffinity(0):
-            ticks = [int(value) for value in values[:8]]  # those of guests are part of the first
-            found[int(name[3:])] = ticks[3] + ticks[4], sum(ticks)  # idle, and waiting for disks
+    try:
+        for line in STAT.read_text().splitlines():
+            name, *values = line.split()
+            if name.startswith("cpu") and name != "cpu" and int(name[3:]) in cores:
+                ticks = [int(value) for value in values[:8]]  # the first includes guests'
+                idle = ticks[3] + ticks[4]  # the second: waiting for disks
+                found[int(name[3:])] = idle, sum(ticks)
+    except (OSError, ValueError, IndexError):
+        return {}
     return found
+
+
+def idle_shares(
+    before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
+) -> dict[int, float]:
+    """The part of the time between two `core_times` in which each core had no work."""
+    return {
+        core: (after[core][0] - idle) / max(1, after[core][1] - total)
+        for core, (idle, total) in before.items()
+        if core in after
+    }
+
+
+def set_affinity(cores: set[int]) -> None:
+    """Binds all threads of this process to some cores."""
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # the thread has ended, or the cores are not allowed any more
+            os.sched_setaffinity(int(thread), cores)
 
 
 def cgroup_quota() -> float:

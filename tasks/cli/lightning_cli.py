@@ -49,7 +49,7 @@ from tasks.tracking.run_folder import (
     make_folder,
     remove_unless_started,
 )
-from tasks.training import distillation, trainer_options
+from tasks.training import affinity, distillation, trainer_options
 from tasks.training.interruption import Interruption
 
 REPLACED = {"fit": "configs, presets and pretrained weights"}
@@ -246,7 +246,7 @@ class TaskCLI(LightningCLI):
             if self.config.output:
                 callbacks.append(MediaLogger())
         if self.command == "fit":
-            callbacks += self.fit_callbacks()
+            callbacks += [*self.fit_callbacks(), affinity.CpuAffinity()]
             if self.config.look_every is not None:
                 look = load("tasks.look.training:look_callback")  # imports much
                 callbacks.append(look(self.config.look_every, self.folder, self.model.name))
