@@ -68,10 +68,8 @@ class CpuAffinity(Callback):
             set_affinity(cores)
             self.cores = cores
 
-    def release(self) -> None:
+    def release(self, *args: Any, **kwargs: Any) -> None:
         """Gives all cores back."""
         self.bind(self.allowed)
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self.release()
-        self.allowed = set()
+    teardown = on_exception = release
