@@ -40,8 +40,8 @@ def core_times(cores: set[int]) -> dict[int, tuple[int, int]]:
         for line in STAT.read_text().splitlines():
             name, *values = line.split()
             if name.startswith("cpu") and name != "cpu" and int(name[3:]) in cores:
-                ticks = [int(value) for value in values[:8]]  # the first includes guests'
-                idle = ticks[3] + ticks[4]  # the second: waiting for disks
+                ticks = [int(value) for value in values[:8]]  # the first includes the guests' time
+                idle = ticks[3] + ticks[4]  # without work, and waiting for disks
                 found[int(name[3:])] = idle, sum(ticks)
     except (OSError, ValueError, IndexError):
         return {}
@@ -51,11 +51,14 @@ def core_times(cores: set[int]) -> dict[int, tuple[int, int]]:
 def idle_shares(
     before: dict[int, tuple[int, int]], after: dict[int, tuple[int, int]]
 ) -> dict[int, float]:
-    """The part of the time between two `core_times` in which each core had no work."""
+    """The part of the time between two `core_times` in which each core had no work.
+
+    Without cores whose time did not advance.
+    """
     return {
-        core: (after[core][0] - idle) / max(1, after[core][1] - total)
+        core: (after[core][0] - idle) / (after[core][1] - total)
         for core, (idle, total) in before.items()
-        if core in after
+        if core in after and after[core][1] > total
     }
 
 

@@ -14,14 +14,15 @@ from datamodules.utils.cores import core_times, idle_shares, set_affinity
 # Variables by which users bind OpenMP's threads to cores themselves.
 BINDINGS = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}
 SECONDS = 2.0  # between two measurements
+ENOUGH = 0.75  # of the cores that the threads are bound to: with less, others may be better
 
 
 class CpuAffinity(Callback):
-    """Keeps the threads on as many cores as other jobs leave to this process.
+    """Binds the threads to fewer cores while other jobs leave at most half of the cores to them.
 
-    Threads wait for each other in each operation. If two cores are busy and each has one of them,
-    one thread waits until the other is given time; on the same core they follow each other at once.
-    The number of threads stays the same, and so do the results.
+    Threads wait for each other in each operation. If each is on a busy core of its own, one often
+    waits while another job has the other's core; on one core they run in turn. The number of
+    threads stays the same, and so do the results.
     """
 
     def __init__(self) -> None:
@@ -31,11 +32,15 @@ class CpuAffinity(Callback):
         self.random = random.Random()  # without a seed: runs side by side choose different cores
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Data workers would inherit the affinity, and their time is not in the process's."""
         self.threads = torch.get_num_threads()
-        is_free = hasattr(os, "sched_setaffinity") and not BINDINGS & os.environ.keys()
-        if is_free and self.threads > 1 and trainer.strategy.root_device.type == "cpu":
+        if (
+            hasattr(os, "sched_setaffinity")
+            and not BINDINGS & os.environ.keys()
+            and trainer.strategy.root_device.type == "cpu"
+            and not getattr(trainer.train_dataloader, "num_workers", 0)
+        ):
             self.cores = self.allowed = os.sched_getaffinity(0)
-            os.register_at_fork(after_in_child=self.release)  # workers of data may use all cores
             self.start()
 
     def start(self) -> None:
@@ -44,21 +49,20 @@ class CpuAffinity(Callback):
         self.times = core_times(self.allowed)
 
     def adjust(self, *args: Any, **kwargs: Any) -> None:
-        """Every two seconds: moves the threads if other jobs came or went."""
+        """Every two seconds: binds the threads anew if other jobs came or went."""
         passed = time.monotonic() - self.time if self.allowed else 0
         if passed < SECONDS:
             return
         own, times = (time.process_time() - self.own_time) / passed, self.times
         self.start()
         idle = idle_shares(times, self.times)
-        if not idle:  # the system does not tell
+        if len(idle) < len(self.allowed):  # the system does not tell
             return
         count = max(1, round(own + sum(idle.values())))
-        if count >= min(self.threads, len(self.allowed)):
+        if 2 * count > min(self.threads, len(self.allowed)):
             self.bind(self.allowed)
-        elif count != len(self.cores):
-            order = sorted(idle, key=lambda core: (-round(idle[core], 1), self.random.random()))
-            self.bind(set(order[:count]))
+        elif count != len(self.cores) or own < ENOUGH * count:
+            self.bind(set(self.random.sample(sorted(self.allowed), count)))
 
     on_train_batch_end = on_validation_batch_end = adjust
 
@@ -69,7 +73,7 @@ class CpuAffinity(Callback):
             self.cores = cores
 
     def release(self, *args: Any, **kwargs: Any) -> None:
-        """Gives all cores back."""
+        """Lets the threads use all cores again."""
         self.bind(self.allowed)
 
     teardown = on_exception = release
