@@ -261,6 +261,8 @@ class PredictionFile:
             rows = [[(column, sample), *one.row(names, self.top_k)] for sample, one in pairs]
             header = unique_names([name for name, _ in rows[0]])
             columns = [[cell for _, cell in cells] for cells in zip(*rows, strict=True)]
+            if self.path.suffix == ".csv" and isinstance(found[0], Number):
+                columns[1] = [f"{value:.7g}" for value in columns[1]]  # float32 has about seven
             WRITERS[self.path.suffix](self.path, header, columns, others)
         if self.part is not None:
             self.part.unlink(missing_ok=True)
@@ -297,7 +299,16 @@ FORMATS = (".csv", ".json", ".jsonl", ".parquet")
 def write_json(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
     """Writes an object per line; in a .json file they are a list."""
     # Dates and the like of other columns become text.
-    lines = [json.dumps(entry, ensure_ascii=False, default=str) for entry in entries]
+    lines = [json.dumps(finite(entry), ensure_ascii=False, default=str) for entry in entries]
     is_list = path.suffix == ".json"
     text = ",\n".join(lines) if is_list else "\n".join(lines)
     write_text(path, f"[\n{text}\n]\n" if is_list else f"{text}\n")
+
+
+def finite(value: Any) -> Any:
+    """The same with null for infinity and NaN, which JSON lacks."""
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -187,7 +187,7 @@ class ImageTables(LabelledTables[Records]):
         if missing:
             row = table.name(missing[0])
             raise DataError(f"{row} names no image file in column {name}: fix or remove it.")
-        return unlabelled([file.parent / cell for cell in cells], printable(file), cells)
+        return unlabelled([file.parent / cell.strip() for cell in cells], printable(file), cells)
 
     def sample_column(self, schema: pa.Schema) -> str:
         names = self._image_columns

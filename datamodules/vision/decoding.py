@@ -5,6 +5,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,7 +73,8 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as in `decode`."""
     from PIL import Image, ImageOps
 
-    image = ImageOps.exif_transpose(image)
+    with suppress(SyntaxError):  # damaged Exif data
+        image = ImageOps.exif_transpose(image)
     if 0 in image.size:
         raise ValueError(f"has no pixels: its size is {image.width} x {image.height}")
     if image.mode in ("I", "F"):

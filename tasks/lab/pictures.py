@@ -141,7 +141,7 @@ def draw_curves(
     for one in results:
         label = (*one.run.values.values(),)
         if in_minutes:
-            if not one.summary:
+            if not one.summary or not one.steps:
                 continue
             minutes.setdefault(label, []).append(one.summary["seconds"] / 60 / one.steps)
         curve = by_step.setdefault(label, {})

@@ -159,14 +159,23 @@ def words(options: Mapping[str, Any], before_folder: Path | None, where: str) ->
         if name in named:
             if before_folder is None:
                 raise UsageError(f"{where}: {name} names {BRACES}, but there is no run before it")
-            value = value.replace(BRACES, str(before_folder))
+            value = with_folder(value, str(before_folder))
         found += option_words(name, value)
     return found
 
 
 def names_before(options: Mapping[str, Any]) -> list[str]:
     """The options that need the run before the grid."""
-    return [name for name, value in options.items() if isinstance(value, str) and BRACES in value]
+    return [name for name, value in options.items() if with_folder(value, "") != value]
+
+
+def with_folder(value: Any, folder: str) -> Any:
+    """An option's value with a folder for `{before}`."""
+    if isinstance(value, Mapping):
+        return {name: with_folder(item, folder) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_folder(item, folder) for item in value]
+    return value.replace(BRACES, folder) if isinstance(value, str) else value
 
 
 def check_early(
@@ -197,7 +206,8 @@ def budget_words(
     ((unit, amount),) = budget.items()
     if unit == "minutes":
         seconds = max(1, round(amount * 60))
-        limit = f"00:{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        hours = f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        limit = f"{seconds // 86400:02}:{hours}"
         no_others = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "-1"]
         return ["--trainer.max_time", limit, *no_others], None
     if unit != "steps":

@@ -49,6 +49,8 @@ def write_report(folder: Path) -> str:
             with replacing(folder / f"{name}.png") as partial:
                 write_png(figure, partial)
             pictures += f"\n![{name}]({name}.png)\n"
+        elif any(one.state == "finished" for one in results):
+            tables += f"\nThere is nothing to draw in `{name}`: no run has its metric.\n"
     write_text(folder / "report.md", tables + pictures + list_of_commands(plan))
     return f"{tables}\nwritten to {folder / 'report.md'}"
 

@@ -40,8 +40,14 @@ class Law(NamedTuple):
     def best_size(self, flops: Any) -> Any:
         """The N with the lowest loss for 6 N D = `flops` (Hoffmann 2022, eq. 4)."""
         total = self.alpha + self.beta
-        factor = (self.alpha * self.a / (self.beta * self.b)) ** (1 / total)
-        return factor * (flops / 6) ** (self.beta / total)
+        ratio = torch.as_tensor(self.alpha * self.a, dtype=torch.float64) / (self.beta * self.b)
+        return ratio ** (1 / total) * (flops / 6) ** (self.beta / total)
+
+    def has_best_size(self, flops: Any) -> bool:
+        """Whether the loss falls with both N and D, so that some size is the best."""
+        best = torch.as_tensor(self.best_size(flops))
+        is_number = bool(best.isfinite().all() and (best > 0).all())
+        return is_number and self.alpha > 0 and self.beta > 0
 
 
 def residuals(theta: Tensor, logs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,13 +188,16 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
         return f"{title}It needs losses above 0, and not all are.\n"
     law, samples = fit_law(*runs)
     rows = [*zip(("E", "A", "alpha", "B", "beta"), law, samples, strict=True)]
-    exponent = law.beta / (law.alpha + law.beta)
-    rows.append(("exponent a", exponent, samples.beta / (samples.alpha + samples.beta)))
+    tests = columns(held_out, evaluation)
+    best = "An exponent is not above 0, or a constant is 0: these runs show no best N."
+    if law.has_best_size(6 * tests[0] * tests[1]):
+        best = "The best N grows as C^a with C = 6 N D, the FLOPs."
+        exponent = law.beta / (law.alpha + law.beta)
+        rows.append(("exponent a", exponent, samples.beta / (samples.alpha + samples.beta)))
     table = []
     for name, value, sampled in rows:
         low, high = interval(sampled)
         table.append([name, f"{value:.4g}", f"{low:.4g} to {high:.4g}"])
-    tests = columns(held_out, evaluation)
     size, tokens, loss = (float(column.mean()) for column in tests)
     predicted = float(law.loss(size, tokens))
     picture = f"scaling_{evaluation}.png" if evaluation else "scaling.png"
@@ -196,7 +205,7 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
         write_png(draw_law(law, runs, tests), partial)
     error = abs(predicted / loss - 1)
     return f"""{title}L(N, D) = E + A / N^alpha + B / D^beta of N parameters and D tokens, fitted to
-{len(fitted)} runs. The best N grows as C^a with C = 6 N D, the FLOPs.
+{len(fitted)} runs. {best}
 
 {markdown(["constant", "value", "95 % interval"], table)}
 The largest model, {size:,.0f} parameters and {tokens:,.0f} tokens, is held out of the fit:
@@ -230,8 +239,9 @@ def draw_law(
         flops = 6 * size * tokens[chosen]
         axis.plot(flops, losses[chosen], "o", color=line.get_color(), label=label)
     compute = spaced((6 * sizes * tokens).min(), (6 * held_out[0] * held_out[1]).max())
-    best = law.best_size(compute)
-    axis.plot(compute, law.loss(best, compute / (6 * best)), "k--", label="compute-optimal")
+    if law.has_best_size(compute):
+        best = law.best_size(compute)
+        axis.plot(compute, law.loss(best, compute / (6 * best)), "k--", label="compute-optimal")
     flops = 6 * held_out[0] * held_out[1]
     axis.plot(flops, held_out[2], "*", markersize=14, color="black", label="held out")
     axis.set(xscale="log", xlabel="FLOPs, 6 N D", ylabel="loss")

@@ -281,8 +281,12 @@ def make_setting(
     set_by: dict[str, str] = {}
     for axis, value in values.items():
         for name, item in axes[axis][value].items():
-            other = set_by.setdefault(name, axis)
-            require(other == axis, f"{path}: axes", f"{other} and {axis} both set {name}")
+            for option in flat({name: item}):
+                for given, other in set_by.items():
+                    is_same = f"{option}.".startswith(f"{given}.") or given.startswith(f"{option}.")
+                    message = f"{other} and {axis} both set {option}"
+                    require(other == axis or not is_same, f"{path}: axes", message)
+                set_by[option] = axis
             if name.startswith("budget."):
                 own_budget[name.removeprefix("budget.")] = item
             else:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -176,6 +177,7 @@ class RunRecord(Callback):
         self.code: dict[str, str | None] = {}  # version and commit at the start
         self.finished = False
         self.lock: BinaryIO | None = None
+        self.open_wandb = getattr(sys.modules.get("wandb"), "run", None)  # the caller's own
         self.earlier_seconds = 0.0  # of earlier processes of a resumed run
         self.process_start = time.perf_counter()
 
@@ -344,6 +346,10 @@ class RunRecord(Callback):
         write_text(self.folder / "summary.json", json.dumps(round_floats(summary), indent=2) + "\n")
         if self.lock:
             self.lock.close()
+        for logger in trainer.loggers:
+            own = isinstance(logger, pl.loggers.WandbLogger) and logger.experiment
+            if own and own is not self.open_wandb:
+                own.finish()  # else the next run of this process would go into it
         return texts
 
 

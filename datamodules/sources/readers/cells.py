@@ -9,6 +9,7 @@ from torch import Tensor
 MAX_CLASS = 10**6  # whole numbers below this are taken for classes
 NUMBER = r"(?i)[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?"
 WHOLE_DECIMAL = r"^(-?[0-9]+)\.0*$"  # a whole number as pandas writes it if a column has gaps
+BOOLEANS = {"true": "True", "false": "False", "True": "true", "False": "false"}  # Arrow's, pandas'
 
 
 def are_numbers(values: list[str]) -> bool:

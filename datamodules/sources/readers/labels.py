@@ -15,6 +15,7 @@ from torch import Tensor
 from datamodules.sources.base import shortened
 from datamodules.sources.labelled import LabelledSource, S
 from datamodules.sources.readers.cells import (
+    BOOLEANS,
     MAX_CLASS,
     NUMBER,
     WHOLE_DECIMAL,
@@ -121,8 +122,7 @@ class LabelColumn:
 
     def distinct(self, split: str) -> list[str]:
         """All labels in the column, as text."""
-        values: list[str] = self.texts(split).drop_null().unique().to_pylist()
-        return values
+        return list(self.texts(split).drop_null().unique().to_pylist())
 
     @cached_property
     def values(self) -> list[str]:
@@ -146,9 +146,9 @@ class LabelColumn:
         They are the labels of the model's training data, or the names themselves. Positions, from
         0, are accepted too if the training labels, or where unknown the names, are words.
         """
-        positions = [str(i) for i in range(len(names))]
         labels = self.source.checkpoint_labels or names
-        possible = [labels, names] if are_numbers(labels) else [labels, names, positions]
+        positions = [] if are_numbers(labels) else [str(i) for i in range(len(names))]
+        possible = [labels, names, [BOOLEANS.get(label, label) for label in labels], positions]
         values = set(self.distinct(self.first_split))
         found = next((found for found in possible if values <= set(found)), None)
         if found is positions and labels != positions:

@@ -117,3 +117,22 @@ def test_booleans_are_not_numbers(kind: str) -> None:
     options = TextDatasetOptions(problem_type="regression")
     with pytest.raises((DataError, UsageError), match="holds bool|has true as label"):
         TEXT_SOURCES[name](boolean_labels(kind), options).labels("train")
+
+
+@pytest.mark.parametrize("labels", [["False", "True"], ["false", "true"]])
+def test_booleans_of_arrow_and_of_pandas_are_the_same_classes(labels: list[str]) -> None:
+    """A model that has seen one spelling is tested with the other."""
+    trained = reviews(table("train.csv", labels * 5))
+    trained.prepare_data()
+    trained.setup("fit")
+    for others in (["False", "True"], ["false", "true"]):
+        data = reviews(table("some.csv", others * 5))
+        data.set_metadata(trained.metadata())
+        data.prepare_data()
+        data.setup("test")
+        split = data.source.split("test")
+        found = {
+            text.split()[2]: label
+            for text, label in zip(split.column.to_pylist(), split.labels.tolist(), strict=True)
+        }
+        assert data.source.class_names == labels and found == {others[0]: 0, others[1]: 1}

@@ -324,7 +324,7 @@ def test_a_balanced_data_module_draws_each_class_as_often(kind: str, tmp_path: P
 def test_images_to_predict_that_a_table_names(form: str, tmp_path: Path) -> None:
     for i in range(3):
         save_image(tmp_path / f"pics/{i}.png", seed=i)
-    names = ["pics/2.png", "./pics/0.png"]
+    names = ["pics/2.png ", "./pics/0.png"]  # the first with a space
     path = tmp_path / f"list.{form}"
     if form == "parquet":
         pq.write_table(pa.table({"file_name": names}), path)
@@ -336,7 +336,7 @@ def test_images_to_predict_that_a_table_names(form: str, tmp_path: Path) -> None
     assert data.predict_samples == names  # as the table has them
     pixels = data.dataset("predict")[[0, 1]]["image"]
     for name, found in zip(names, pixels, strict=True):
-        assert torch.equal(found, decode((tmp_path / name).read_bytes(), 1))
+        assert torch.equal(found, decode((tmp_path / name.strip()).read_bytes(), 1))
 
 
 @pytest.mark.parametrize("limit", [0, 4096])

@@ -57,6 +57,14 @@ def test_photos_with_other_metadata_first_are_turned_as_by_pillow(orientation: i
     assert found.shape == expected.shape and (found - expected).abs().max() <= 4
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_damaged_exif_data_do_not_hide_the_pixels(kind: str) -> None:
+    image = random_image(0, mode="RGB")
+    file = io.BytesIO()
+    image.save(file, kind, exif=b"Exif\0\0garbage", lossless=True)
+    assert np.array_equal(decode(file.getvalue(), 3).permute(1, 2, 0), np.asarray(image))
+
+
 @pytest.mark.parametrize("shape", [(30, 20), (20, 31), (8, 9), (12, 12)])
 def test_resizing_equals_torchvision(shape: tuple[int, int]) -> None:
     image = torch.randint(256, (3, *shape), dtype=torch.uint8)

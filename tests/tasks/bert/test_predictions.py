@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import math
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import tessera
 import torch
 
 from tasks.errors import UsageError
-from tasks.predictions import PredictionFile
+from tasks.predictions import Number, PredictionFile
 from tasks.problems import SingleLabel, external_targets
 from tests.helpers.command import Console, environment, run
 from tests.helpers.tiny import NET
@@ -299,3 +300,33 @@ def test_compressed_lines_and_lists_of_json(console: Console, best: Path) -> Non
     console.refused(f"{predict} in.txt.gz", "in.txt.gz cannot be read", task="bert", code=None)
     console.printed(f"{predict} in.txt --output a.json", "bert")
     console.refused(f"{predict} a.json", "each line must be a JSON object", task="bert", code=None)
+
+
+@pytest.mark.parametrize("value", [1.2345678e-8, -7.5, 5.5375433e14])
+@pytest.mark.parametrize("name", ["out.csv", "out.json", "out.parquet"])
+def test_numbers_keep_their_digits(name: str, value: float, tmp_path: Path) -> None:
+    PredictionFile(tmp_path / name).write("text", ["hello"], [], [Number(value)])
+    if name.endswith("csv"):
+        (row,) = csv.DictReader((tmp_path / name).read_text().splitlines())
+    elif name.endswith("json"):
+        (row,) = json.loads((tmp_path / name).read_text())
+    else:
+        (row,) = pq.read_table(tmp_path / name).to_pylist()
+    assert float(row["prediction"]) == pytest.approx(value, rel=1e-6)
+
+
+def test_json_has_null_for_infinity_and_nan(console: Console, best: Path) -> None:
+    rows = {
+        "text": ["good"],
+        "score": [math.nan],
+        "more": [[1.5, math.inf]],
+        "a": [{"b": math.nan}],
+    }
+    pq.write_table(pa.table(rows), "in.parquet")
+    for name in ("out.json", "out.jsonl"):
+        console.printed(f"predict --ckpt_path {best} --input in.parquet --output {name}", "bert")
+        text = Path(name).read_text()
+        assert "NaN" not in text and "Infinity" not in text
+        found = json.loads(text)
+        entry = found[0] if name == "out.json" else found
+        assert (entry["score"], entry["more"], entry["a"]) == (None, [1.5, None], {"b": None})

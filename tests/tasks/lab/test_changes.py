@@ -9,7 +9,7 @@ import pytest
 
 from tasks.errors import UsageError
 from tasks.lab.__main__ import main
-from tasks.lab.plan import make_plan
+from tasks.lab.plan import budget_words, make_plan
 from tasks.lab.spec import read_lab
 from tasks.lab.state import run_folder, save_command, save_plan
 from tests.helpers.labs import LAB, rows, start, write_lab
@@ -60,6 +60,15 @@ def test_finished_runs_of_earlier_plans_are_not_mixed_with_others(capsys: Any) -
     write_lab(**ONE, seeds=[0, 1], budget={"steps": 3})
     assert main(["run", "lab.yaml", "--output", "out"]) == 2
     assert "seed=0, which was run with other options" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("minutes", "limit"),
+    [(0.001, "00:00:00:01"), (90, "00:01:30:00"), (6000, "04:04:00:00"), (1e6, "694:10:40:00")],
+)
+def test_minutes_of_a_budget_as_a_time_limit(minutes: float, limit: str) -> None:
+    words, steps = budget_words({"minutes": minutes})
+    assert words[:2] == ["--trainer.max_time", limit] and steps is None
 
 
 @pytest.mark.parametrize("moved", ["moved", "moved to here"])

@@ -76,6 +76,19 @@ BAD: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"evaluations": {"a/b": {}}}, ("evaluations", "a_b")),
     ({"evaluations": {"a": {}}, "axes": {"evaluation": {"x": {}}}}, ("axes.evaluation",)),
     ({"axes": {"seed": [1], "b": {"x": {"seed": 2}}}}, ("axes", "seed and b both set seed")),
+    (
+        {
+            "axes": {
+                "a": {"x": {"model.net": {"stack": {"depth": 1}}}},
+                "model.net.stack.depth": [1],
+            }
+        },
+        ("axes", "a and model.net.stack.depth both set model.net.stack.depth"),
+    ),
+    (
+        {"axes": {"a": {"x": {"model.net.stack.depth": 1}}, "b": {"y": {"model": {"net": None}}}}},
+        ("axes", "a and b both set model.net"),
+    ),
     ({"metric": {"name": "test/loss", "goal": "minimize", "mode": "x"}}, ("metric", "mode")),
     ({"pictures": {"a": {"kind": "curves", "x": "hours"}}}, ("pictures.a.x", "minutes")),
     ({"pictures": {"a": {"kind": "bars", "x": "evaluation"}}}, ("pictures.a.x", "evaluation")),
@@ -128,14 +141,15 @@ def test_pictures_over_evaluations_need_some() -> None:
 def test_options_of_a_run_that_is_missing_are_accepted() -> None:
     """Whether they are read before the parser, or name data or a file."""
     start = {"model.pretrained": "{before}", "model.teacher.path": "{before}/checkpoints/best.ckpt"}
-    axes = {"start": {"here": start, "there": {"data.path": "{before}/images"}}}
+    nested = {"data": {"path": "{before}/images", "batch_size": 4}}
+    axes = {"start": {"here": start, "there": nested}}
     evaluations = {"far": {"data.path": "{before}/images.csv"}}
     write_lab(before=BEFORE, axes=axes, evaluations=evaluations, compare={})
     plan = make_plan(read_lab("lab.yaml"), Path("out"), [])
     here, there = plan.runs
     assert "out/runs/before" in here.arguments
     assert "out/runs/before/checkpoints/best.ckpt" in here.arguments
-    assert "out/runs/before/images" in there.arguments
+    assert '{"path": "out/runs/before/images", "batch_size": 4}' in there.arguments
     assert "out/runs/before/images.csv" in there.evaluations["far"]
 
 

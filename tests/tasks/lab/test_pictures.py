@@ -175,3 +175,18 @@ def test_runs_of_other_threads_are_said_not_to_be_comparable(plan: Plan, tmp_pat
             (tmp_path / "runs" / run.name / "summary.json").write_text(json.dumps(last))
         table = table_of_means(plan, read_results(tmp_path, plan), points)
         assert ("1 or 2 threads" in table) == is_said
+
+
+def test_runs_without_a_step_are_not_in_pictures_of_minutes(plan: Plan, tmp_path: Path) -> None:
+    for run in plan.runs[:2]:  # those of "pre"
+        (tmp_path / "runs" / run.name / "metrics.csv").unlink()
+        path = tmp_path / "runs" / run.name / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "steps": 0}))
+    assert [*lines(drawn(plan, tmp_path, kind="curves", x="minutes"))] == ["post"]
+
+
+def test_a_picture_that_finds_nothing_is_named(plan: Plan, tmp_path: Path) -> None:
+    plan.lab["pictures"] = {"typo": {"kind": "curves", "metric": "train/los"}}
+    save_plan(plan, tmp_path)
+    assert "nothing to draw in `typo`" in write_report(tmp_path)
+    assert not (tmp_path / "typo.png").exists()

@@ -1,6 +1,8 @@
 """Intervals and verdicts against SciPy, and scaling laws that are known."""
 
 import math
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -166,3 +168,16 @@ def test_a_law_that_the_runs_do_not_determine_is_not_fitted(
 ) -> None:
     text = scaling_report(tmp_path, grid_results(sizes, counts, ""))
     assert found in text and "interval" not in text and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("power", [0.0, 0.3], ids=["equal losses", "losses that grow with N"])
+def test_a_law_without_a_best_size_says_so(tmp_path: Path, power: float) -> None:
+    results = [
+        replace(one, values={"": 2.0 * one.run.parameters**power})
+        for one in grid_results((1e4, 3e4, 1e5, 3e5), (100, 300, 1000, 3000), "")
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as those of complex numbers
+        text = scaling_report(tmp_path, results)
+    assert "no best N" in text and "exponent a" not in text and "an error of" in text
+    assert [path.suffix for path in tmp_path.iterdir()] == [".png"]

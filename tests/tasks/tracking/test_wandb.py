@@ -116,6 +116,9 @@ class Online:
     def log(self, values: dict[str, Any], **_: Any) -> None:
         self.rows.append(dict(values))
 
+    def finish(self) -> None:
+        pass
+
 
 def test_a_run_resumed_online_is_the_same_run(monkeypatch: Patch) -> None:
     """Its first process failed, with steps logged that come after the checkpoint."""
@@ -151,6 +154,21 @@ def test_two_processes_are_one_run_of_w_and_b(tmp_path: Path) -> None:
     assert len(files) == 1 and len(list(Path("r/wandb").glob("*run-*-*"))) == 1
     counts = counts_of(history(records(Path("r"))))
     assert set(counts) >= set(counts_of_csv("r")) and set(counts.values()) == {1}
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_are_runs_of_w_and_b(tmp_path: Path) -> None:
+    """One that the caller has begun before is used, and left open."""
+    for folder in ("a", "b"):
+        assert run(f"fit {SHORT} {WANDB} --run_dir {folder}") == 0
+        assert wandb.run is None
+        (written,) = run_ids(records(Path(folder)))
+        assert written == Path(folder, "wandb_id").read_text()
+        assert set(counts_of(history(records(Path(folder))))) >= set(counts_of_csv(folder))
+    assert Path("a/wandb_id").read_text() != Path("b/wandb_id").read_text()
+    with wandb.init(mode="offline", dir=str(tmp_path)) as own:
+        assert run(f"fit {SHORT} {WANDB} --run_dir c") == 0
+        assert wandb.run is own and Path("c/wandb_id").read_text() == own.id
 
 
 @pytest.mark.slow
