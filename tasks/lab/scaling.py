@@ -189,7 +189,7 @@ def scaling_report(folder: Path, results: list[Result], evaluation: str = "") ->
     law, samples = fit_law(*runs)
     rows = [*zip(("E", "A", "alpha", "B", "beta"), law, samples, strict=True)]
     tests = columns(held_out, evaluation)
-    best = "An exponent is not above 0, or a constant is 0: these runs show no best N."
+    best = "These runs show no best N: an exponent is not above 0, or A or B is 0."
     if law.has_best_size(6 * tests[0] * tests[1]):
         best = "The best N grows as C^a with C = 6 N D, the FLOPs."
         exponent = law.beta / (law.alpha + law.beta)

@@ -347,9 +347,9 @@ class RunRecord(Callback):
         if self.lock:
             self.lock.close()
         for logger in trainer.loggers:
-            own = isinstance(logger, pl.loggers.WandbLogger) and logger.experiment
-            if own and own is not self.open_wandb:
-                own.finish()  # else the next run of this process would go into it
+            run = isinstance(logger, pl.loggers.WandbLogger) and logger.experiment
+            if run and run is not self.open_wandb:
+                run.finish()  # else the next run of this process would go into it
         return texts
 
 
