@@ -72,25 +72,27 @@ class StreamedImages:
         return len(self.records)
 
     def __getitem__(self, indices: list[int]) -> dict[str, Any]:
-        images = []
-        good = []
+        size = self.prepare.size
+        pixels = torch.empty(len(indices), self.channels, size, size, dtype=torch.uint8)
+        good: list[int] = []
         skipped = []
         for i in indices:
             try:
                 image = self.records.prepared(i, self.channels, self.prepare, self.any_size)
-                images.append(image)
+                pixels[len(good)] = image
                 good.append(i)
             except (DataError, UsageError) as error:
                 if not (self.skip_bad and isinstance(error, DataError)):
                     return failed(error)
                 skipped.append(self.names[i] if self.names else self.records.name(i))
-        if not images:
+        if not good and self.labels is not None:  # training needs images, prediction does not
             some = f"none of {len(skipped)} images of a batch can be read, such as {skipped[0]}"
             return failed(DataError(f"{some}: remove them."))
-        batch: dict[str, Any] = {"image": torch.stack(images), "index": torch.tensor(good)}
+        index = torch.tensor(good, dtype=torch.long)
+        batch: dict[str, Any] = {"image": pixels[: len(good)], "index": index}
         if skipped:
             batch["skipped"] = skipped
-        return batch | _labels_or_paths(self.labels, self.names, batch["index"])
+        return batch | _labels_or_paths(self.labels, self.names, index)
 
 
 def failed(error: Exception) -> dict[str, Any]:

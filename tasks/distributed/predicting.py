@@ -17,12 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from datamodules.utils.errors import DataError
 from datamodules.utils.files import errors_naming, open_regular, try_lock
 from tasks import __version__
 from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.predictions import PredictionFile
+from tasks.tracking.report import format_count
 from tasks.tracking.run_folder import make_folder
 
 DEVICE_OPTIONS = ("devices", "num_nodes", "strategy")  # of the Trainer; predictions are the same
@@ -198,6 +200,9 @@ def predict_dataset(
 
     Returns:
         On the first process the indices of the samples, sorted, and their outputs; None on others.
+
+    Raises:
+        DataError: No sample can be read.
     """
     part = None
     errors: AbstractContextManager[None] = nullcontext()
@@ -214,6 +219,13 @@ def predict_dataset(
         raise UsageError("nothing is predicted: raise --trainer.limit_predict_batches")
     _, indices, outputs = zip(*recorder.records.values(), strict=True)
     index = torch.from_numpy(np.concatenate(indices))  # (S,)
+    if not len(index):
+        if part is not None:
+            part.path.unlink(missing_ok=True)
+        names = datamodule.predict_samples
+        raise DataError(
+            f"none of {format_count(len(names), 'input')} can be read, such as {names[0]}."
+        )
     order = index.argsort()
     rows = torch.from_numpy(np.concatenate(outputs))[order]  # (S, ...)
     return index[order].tolist(), list(rows)

@@ -44,6 +44,7 @@ def image_data(named: str, own: Mapping[str, Any], saved: Options, given: Option
     saved = merge_options(saved, {"image_size": size, "dataset": {**known, "class_names": None}})
     data = build_from_options(ImageData, saved, given, "--data.")
     data.crops_training = True
+    data.source.problem_option = "--data.dataset.problem_type"
     data.source.recorded_by = None if is_named else named
     data.prepare_data()
     return data

@@ -94,7 +94,20 @@ class ClassFolders(LabelledSource[S]):
                 found[split] = named[0]
         if not found and not self.needs_train:
             return {"train": self.root}
+        others = [path for path in folders.values() if path.name not in SPLIT_FOLDERS]
+        others = [path for path in others if path not in found.values() and self._holds_some(path)]
+        if others:
+            self.warn_once(
+                f"{self.root}: left out {shortened([f'{path.name}/' for path in others])}, of "
+                f"which the split is unknown: folders of splits are train, val and test."
+            )
         return found
+
+    def _holds_some(self, folder: Path) -> bool:
+        """Whether a folder holds a file of the kinds that are read, at any depth."""
+        return any(
+            name.lower().endswith(self.suffixes) for *_, names in os.walk(folder) for name in names
+        )
 
     def split_folder(self, split: str) -> Path | None:
         """The folder of a split, if there is one."""

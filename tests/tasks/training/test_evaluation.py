@@ -119,6 +119,12 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     console.refused(f"{line} images --output new.csv", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
     assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
+    out, _ = console.printed(f"{line} images --data.skip_bad true --data.batch_size 1")
+    assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
+    console.refused(
+        f"{line} images/bad.png --data.skip_bad true --output none.csv", "bad.png", code=1
+    )
+    assert not list(Path().glob("none*"))
 
 
 @pytest.mark.parametrize("name", ["d/asked.csv", "d/asked.jsonl"])

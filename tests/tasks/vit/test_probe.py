@@ -158,6 +158,16 @@ def test_bad_input_is_one_sentence(line: str, best: Path, console: Console) -> N
     console.refused(f"probe --ckpt_path {best} {line}", BAD[line])
 
 
+def test_numbers_as_labels(best: Path, console: Console) -> None:
+    """The advice is an option of this command."""
+    write_images(Path("images"), ("a", "b"), count=4, side=8)
+    files = sorted(Path("images").rglob("*.png"))
+    rows = "".join(f"{file},{number % 2}.5\n" for number, file in enumerate(files))
+    Path("numbers.csv").write_text(f"file_name,label\n{rows}")
+    line = f"probe --ckpt_path {best} --data.path numbers.csv"
+    console.refused(line, "--data.dataset.problem_type", code=1)
+
+
 def test_data_of_other_problem_types_are_refused(best: Path, console: Console) -> None:
     write_images(Path("images"), ("a", "b"), count=6, side=8)
     files = sorted(Path("images").rglob("*.png"))
