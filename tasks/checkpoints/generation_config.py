@@ -16,6 +16,8 @@ DEFAULT_TOP_K = 50  # of transformers, with do_sample
 EARLY_STOPPING = {True: "first", False: "likely", "never": "never"}  # theirs -> ours
 FILTERS = ("top_k", "top_p", "min_p")
 SAMPLING = ("temperature", *FILTERS)
+THEIR_NAMES = {"beams": "num_beams", "stop": "stop_strings"}  # ours -> theirs
+THEIR_NAMES |= dict.fromkeys(("samples", "nbest"), "num_return_sequences")
 # Options that beam search lacks; if one is given, the folder's beams do not count.
 NOT_IN_BEAM_SEARCH = (*SAMPLING, "repetition_penalty", "seed", "stop")
 # Entries that change what is generated and are not supported, with the value that changes nothing.
@@ -139,10 +141,13 @@ class FolderGeneration:
         if "temperature" in not_given:
             temperature = found.get("temperature", temperature)
         if temperature == 0:
-            found = {name: value for name, value in found.items() if name not in FILTERS}
+            no_change = [*FILTERS]
+            if "temperature" not in not_given and found.get("beams", options.beams) == 1:
+                no_change += ["samples", "nbest"]  # all would be the same text
+            found = {name: value for name, value in found.items() if name not in no_change}
         if samples and found.get("beams", 1) > 1:
             ignored.append(f"num_beams {found.pop('beams')} with do_sample true")
-        ignored += [f"{name} {format_value(found[name])}" for name in found if name not in known]
+        ignored += [describe_entry(name, found[name]) for name in found if name not in known]
         found = {name: value for name, value in found.items() if name in not_given}
         if any(getattr(options, name) for name in known - not_given if name in NOT_IN_BEAM_SEARCH):
             found.pop("beams", None)
@@ -151,7 +156,7 @@ class FolderGeneration:
                 ignored.append("do_sample true in beam search")
             for name in ("repetition_penalty", "stop"):
                 if name in found:
-                    ignored.append(f"{name} {format_value(found[name])} in beam search")
+                    ignored.append(f"{describe_entry(name, found[name])} in beam search")
             found = {name: value for name, value in found.items() if name not in NOT_IN_BEAM_SEARCH}
         if ignored:
             listed = ", ".join(ignored)
@@ -183,6 +188,12 @@ class FolderGeneration:
             for name, value in found.items()
             if value is not None and value != no_change.get(name)
         }
+
+
+def describe_entry(name: str, value: Any) -> str:
+    """An entry of the file in a message: its name there and, unless it is a list, its value."""
+    shown = "" if isinstance(value, list | dict) else f" {format_value(value)}"
+    return f"{THEIR_NAMES.get(name, name)}{shown}"
 
 
 def read_generation(
@@ -220,7 +231,7 @@ def read_generation(
         )
     no_change = {**UNSUPPORTED, **dict.fromkeys(ignored)}
     unsupported = tuple(
-        f"{name} {format_value(content[name])}"
+        describe_entry(name, content[name])
         for name, value in no_change.items()
         if content.get(name) not in (value, None)
     )

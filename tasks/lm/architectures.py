@@ -1,6 +1,6 @@
 """Which decoder to build: sizes that fit the data, and pretrained weights."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from tasks.checkpoints.reading import (
     read_checkpoint,
 )
 from tasks.checkpoints.weights import load_pretrained_weights
+from tasks.cli.text_io import print_note
 from tasks.errors import UsageError, usage_errors
 from tasks.options import Options, merge_options
 from tasks.text import fill_vocabulary
@@ -67,7 +68,7 @@ def pretrained_options(source: str) -> Options:
         options = checkpoint_options(source, TASKS)
     else:
         folder = ModelFolder(source, FAMILIES)
-        note_window(folder)
+        note_window(folder, print)
         options = model_options(folder.path, asdict(folder.config))
     context = options["model"]["net"]["max_length"]
     if context and context < DEFAULT_LENGTH:
@@ -75,12 +76,12 @@ def pretrained_options(source: str) -> Options:
     return options
 
 
-def note_window(folder: ModelFolder) -> None:
+def note_window(folder: ModelFolder, say: Callable[[str], None]) -> None:
     """Says if the window of a model of Hugging Face makes the context shorter."""
     context = folder.config.max_length
     positions = folder.settings.get("max_position_embeddings") or 0
     if positions > context:
-        rank_zero_only(print)(
+        rank_zero_only(say)(
             f"{folder.source}: its context is its sliding_window of {context} tokens, "
             f"not {positions}"
         )
@@ -136,7 +137,7 @@ def from_checkpoint(checkpoint: Checkpoint) -> LanguageModel:
 
 def load_folder(folder: ModelFolder) -> LanguageModel:
     """Loads a model of Hugging Face."""
-    note_window(folder)
+    note_window(folder, print_note)
     tokenizer = Tokenizer.from_file(folder.path)
     with usage_errors(f"{folder.option} {folder.source}"):
         if tokenizer.vocab_size > (folder.config.vocabulary or 0):

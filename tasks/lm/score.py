@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -19,7 +20,8 @@ from datamodules.sources.texts import require_texts
 from datamodules.tokenizers import TokenizerConfig
 from datamodules.utils.errors import DataError
 from datamodules.utils.progress import progress_bar
-from modules.kernels.cross_entropy import IGNORE_INDEX, plain_cross_entropy
+from modules.kernels.cross_entropy import IGNORE_INDEX, LOGITS_PER_CHUNK
+from modules.lm_heads import TokenHead
 from modules.models.gpt import Decoder
 from tasks.cli.text_io import printing_to
 from tasks.errors import UsageError, usage_errors
@@ -238,8 +240,8 @@ def total_losses(
             padded = pad_sequence([*inputs], batch_first=True)  # (B, T), behind the tokens
             states = net(padded.to(device))  # (B, T, E)
             for number, hidden, target in zip(numbers, states, targets, strict=True):
-                mean, right = window_loss(net, hidden[: len(target)], target.to(device))
-                losses[number] += float(mean) * int((target != IGNORE_INDEX).sum())
+                loss, right = window_loss(net, hidden[: len(target)], target.to(device))
+                losses[number] += float(loss)
                 correct[number] += int(right)
             advance(len(batch))
     counts = [len(text) - 1 for text in texts]
@@ -247,12 +249,18 @@ def total_losses(
 
 
 def window_loss(net: Decoder, hidden: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean loss and number of correct predictions of vectors (N, E) with targets (N,)."""
-    if not net.head._forward_hooks:
-        return net.loss(hidden[None], target[None])  # (1, N, E), (1, N)
-    logits = net.logits(hidden)  # (N, V), as changed by `intervene`, which `loss` does not compute
-    is_right = (logits.argmax(-1) == target) & (target != IGNORE_INDEX)  # (N,)
-    return plain_cross_entropy(logits.float(), target), is_right.sum()
+    """Sum of losses and number of correct predictions of vectors (N, E) with targets (N,)."""
+    if isinstance(net.head, TokenHead) and not net.head._forward_hooks:
+        mean, right = net.loss(hidden[None], target[None])  # (1, N, E), (1, N)
+        return mean * (target != IGNORE_INDEX).sum(), right
+    # A layer for inference has no table of its own, and `intervene` changes logits, not `loss`.
+    loss = right = torch.zeros((), device=hidden.device)
+    rows = max(1, LOGITS_PER_CHUNK // len(net.embed.weight))
+    for some, wanted in zip(hidden.split(rows), target.split(rows), strict=True):
+        logits = net.logits(some).float()  # (n, V)
+        loss = loss + F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")
+        right = right + ((logits.argmax(-1) == wanted) & (wanted != IGNORE_INDEX)).sum()
+    return loss, right
 
 
 def window_starts(tokens: np.ndarray, length: int, stride: int) -> range:

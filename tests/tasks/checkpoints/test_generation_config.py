@@ -156,6 +156,7 @@ def test_settings_and_a_temperature_of_zero(gpt2: Path, console: Console) -> Non
     greedy = ours(console, "--temperature 0")
     add_settings({"do_sample": True, "top_k": 5, "num_return_sequences": 3})
     assert ours(console, "--temperature 0 --samples 1") == greedy
+    assert console.objects(f"{GENERATE} --temperature 0", "lm") == [greedy]  # all would be the same
     model = tessera.load(gpt2, kind=tessera.LanguageModel)
     assert model.generate(PROMPT, temperature=0.0) == greedy["text"]
     console.refused(f"{GENERATE} --temperature 0 --top_p 0.5", "give a temperature", task="lm")
@@ -170,7 +171,8 @@ def test_settings_and_a_temperature_of_zero(gpt2: Path, console: Console) -> Non
      ["min_new_tokens 5", "forced_eos_token_id 6"]),
     ({"num_beams": 4, "do_sample": True}, "", ["num_beams 4"]),
     ({"repetition_penalty": 1.2, "temperature": 0.5}, "--beams 2", ["repetition_penalty 1.2"]),
-    ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens"]),
+    ({"begin_suppress_tokens": [4]}, "", ["begin_suppress_tokens, "]),
+    ({"num_beams": 2, "stop_strings": ["e"]}, "", ["stop_strings in beam search"]),
     ({"num_beams": 4, "temperature": 0.7, "typical_p": 1.0, "use_cache": True, "new": 3}, "", []),
     ({"num_beams": 4}, "--temperature 0.5 --samples 2", []),
 ])  # fmt: skip

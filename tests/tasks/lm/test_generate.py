@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tessera
 import torch
+import torch.nn.functional as F
 
 from modules.generation import quantized
 from modules.generation.beam_search import beam_search
@@ -90,9 +91,15 @@ def test_int8_weights_change_the_perplexity_by_little(lm_letters: Path, console:
     prompt = prompt_tokens(model, "The quick ")
     greedy = greedy_text(model, prompt, 20)
     ((exact, _, count),) = total_losses(model.net, [ids], stride=16, batch_size=8)
-    ((rounded, _, _),) = total_losses(prepare(model.net, "int8"), [ids], 16, batch_size=8)
+    net = prepare(model.net, "int8")
+    ((rounded, _, _),) = total_losses(net, [ids], 16, batch_size=8)
     assert exact / count < 0.7 * math.log(model.net.vocabulary)  # it is trained
     assert 0 < abs(rounded - exact) / count < 0.01
+    ((loss, _, _),) = total_losses(net, [ids[:20]], 16, batch_size=8)
+    tokens = torch.from_numpy(ids[:20].astype(np.int64))
+    logits = net.logits(net(tokens[None, :-1])[0])  # (19, V), those that `generate` computes
+    expected = F.cross_entropy(logits, tokens[1:], reduction="sum")
+    assert loss == pytest.approx(float(expected), rel=1e-6)
     line = f'generate --ckpt_path {lm_letters} --prompt "The quick " --temperature 0'
     (row,) = console.objects(f"{line} --max_new_tokens 20 --quantize int8", TASK)
     assert row["text"] == greedy
@@ -250,7 +257,7 @@ def sum_of_losses(model: LanguageModel, ids: list[int], stride: int) -> float:
 @pytest.mark.parametrize("size", (2, 33, 34, 70))
 @pytest.mark.parametrize("stride", (1, 7, 32))
 def test_every_token_counts_once_after_those_of_its_window(
-    lm_letters: Path, stride: int, size: int
+    lm_letters: Path, stride: int, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load_model(str(lm_letters))
     ids = torch.randint(7, model.net.vocabulary, (size,)).tolist()
@@ -261,6 +268,11 @@ def test_every_token_counts_once_after_those_of_its_window(
         assert count == len(tokens) - 1 and 0 <= correct <= count
         expected = sum_of_losses(model, tokens.tolist(), stride)
         assert loss == pytest.approx(expected, rel=1e-5)
+    monkeypatch.setattr("tasks.lm.score.LOGITS_PER_CHUNK", 5 * model.net.vocabulary)
+    packed = prepare(model.net)
+    found = total_losses(packed, texts, stride, batch_size=3)
+    for tokens, (loss, *_) in zip(texts, found, strict=True):
+        assert loss == pytest.approx(sum_of_losses(model, tokens.tolist(), stride), rel=1e-5)
     for inputs, targets in windows(np.arange(size), 8, 3):
         assert inputs.shape == targets.shape
         assert ((targets == inputs + 1) | (targets == IGNORE_INDEX)).all()
