@@ -12,7 +12,7 @@ from datamodules.tokenizers import Tokenizer
 from datamodules.tokens.token_cache import tokenised
 from datamodules.utils.batching import ResumableBatchSampler
 from datamodules.utils.cache import text_digest
-from datamodules.utils.errors import UsageError, require_same
+from datamodules.utils.errors import DataError, UsageError, require_same
 
 
 class Chunks(Sequences):
@@ -168,6 +168,8 @@ class MaskedTextData(TextData):
             raise UsageError("there is nothing to predict here: fine-tune on another task first.")
         texts = self._training if split == "train" else self.source.corpus(split)
         table = tokenised(texts, self.tokenizer)
+        if not int(table.lengths.sum()):
+            raise DataError(f"the tokenizer finds no token in the {split} split: give other texts.")
         if not self.next_sentence:
             return Chunks(table, self.tokenizer, self.max_length, self.loading.multiple)
         return NextSentencePairs(

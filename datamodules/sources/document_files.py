@@ -29,7 +29,7 @@ from datamodules.sources.readers.formats import (
     read_table,
     uncompressed_suffix,
 )
-from datamodules.sources.readers.tables import ARROW, CSV, TableSource, type_fault
+from datamodules.sources.readers.tables import ARROW, CSV, TableSource, flattened, type_fault
 from datamodules.sources.text_files import text_column, text_column_candidates
 from datamodules.utils.cache import content_key
 from datamodules.utils.files import open_regular
@@ -56,7 +56,7 @@ def read_plain(source: Source, path: Path) -> Parts:
 def read_rows(source: Source, path: Path) -> Parts:
     """A text in each row of CSV, or in a JSON object on each line."""
     read = read_csv if uncompressed_suffix(path) in CSV else read_json_lines
-    rows = read(path, source.reject)
+    rows = ((line, flattened(row)) for line, row in read(path, source.reject))
     first = list(islice(rows, TABLE_ROWS))  # objects of JSON need not have the same names
     if not first:
         return

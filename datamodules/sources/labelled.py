@@ -228,6 +228,13 @@ class LabelledSource(Source, Generic[S]):
             self._warn_similar(given)
         return given
 
+    def without_labels(self, split: str, column: str) -> str:
+        """What is wrong with a split that lacks the column of labels, which others have."""
+        return (
+            f"the {split} split of {self.origin} has no column {column}, as others have: add it, "
+            f"or give these {self.noun} to `predict` instead."
+        )
+
     def require_every_class(self, labels: Tensor) -> None:
         """Raises `UsageError` if targets of training, (S,) or (S, K), lack a class."""
         names = self.class_names

@@ -14,9 +14,9 @@ from datamodules.masked_text import Chunks, MaskedTextData, NextSentencePairs
 from datamodules.reviews import ReviewData
 from datamodules.sources import TextDatasetOptions
 from datamodules.text import TokenLists
-from datamodules.tokenizers import SpecialTokenIds, Tokenizer
+from datamodules.tokenizers import SpecialTokenIds, Tokenizer, TokenizerConfig
 from datamodules.tokens.masking import MaskConfig, Masker
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 from tests.helpers.data_modules import WORDS
 
 
@@ -155,6 +155,15 @@ def test_labels_of_one_row_each_hold_out_a_part(tmp_path: Path) -> None:
     rows = [f"text {i},id{i}" for i in range(80)]
     (tmp_path / "a.csv").write_text("\n".join(["text,label", *rows]))
     assert len(MaskedTextData(path=str(tmp_path / "a.csv")).source.split("val").column) == 8
+
+
+def test_texts_without_tokens_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("some words\n" * 9)
+    (tmp_path / "val.txt").write_text("\u200b\n")  # which WordPiece leaves out
+    data = MaskedTextData(path=str(tmp_path), tokenizer=TokenizerConfig(min_frequency=1))
+    data.prepare_data()
+    with pytest.raises(DataError, match="no token in the val split"):
+        data.setup("fit")
 
 
 # Masks --------------------------------------------------------------------------------------------

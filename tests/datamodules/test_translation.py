@@ -85,6 +85,18 @@ def test_columns_that_cannot_be_read_are_not_named(content: str, tmp_path: Path)
         TranslationData(path=str(path))
 
 
+@pytest.mark.parametrize("content, texts", [
+    ('plain\teben\n"a ""quoted"" word"\tein Wort\n', ["plain", 'a "quoted" word']),  # by a program
+    ('"Hello."\t"Hallo."\nplain\teben\n', ['"Hello."', "plain"]),
+    ('"Hi" he said\tsagte er\n"a ""b"""\tb\n', ['"Hi" he said', '"a ""b"""']),
+])  # fmt: skip
+def test_quotation_marks_in_tsv(content: str, texts: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train.tsv").write_text("en\tde\n" + content)
+    data = TranslationData(path=str(tmp_path / "train.tsv"), languages="en-de")
+    source, _ = data.source.records("train").columns
+    assert source.to_pylist() == texts
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_batches(joint: bool, folder: Path) -> None:
     data = data_of(folder, batch_size=16, tokenizer=replace(SMALL, joint=joint))

@@ -54,3 +54,13 @@ def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
             except UnicodeDecodeError:
                 found[i] = True
     return found
+
+
+def trimmed_labels(labels: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray:
+    """Strings (S,) without spaces around them; "" is null, and 2.0 is 2, unless `names` has 2.0."""
+    import pyarrow.compute as pc
+
+    labels = pc.utf8_trim_whitespace(labels)
+    whole = pc.replace_substring_regex(labels, WHOLE_DECIMAL, r"\1")
+    labels = pc.if_else(pc.is_in(labels, pa.array(names, pa.string())), labels, whole)
+    return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)

@@ -152,7 +152,7 @@ def read_csv(
         path: The file.
         reject: Called for rows that are not UTF-8 or have too many or too few cells.
         header: Whether the first row names the columns; else they are called 1, 2, ...
-        quoted_tsv: Whether cells of TSV files may be quoted.
+        quoted_tsv: Whether cells of TSV files are usually quoted; see `has_quoted_cells`.
 
     Raises:
         DataError: The file is damaged, quotes are not balanced, or a column is there twice.
@@ -160,7 +160,7 @@ def read_csv(
     csv.field_size_limit(MAX_CELL)  # the default is 128 kB
     is_tsv = uncompressed_suffix(path) == ".tsv"
     delimiter = "\t" if is_tsv else ","
-    is_quoted = not is_tsv or (quoted_tsv and not has_loose_quotes(path))
+    is_quoted = not is_tsv or has_quoted_cells(path, quoted_tsv)
     quoting: Any = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     names: list[str] = []
     with read_errors(path), open_decompressed(path) as file:
@@ -198,26 +198,37 @@ def read_csv(
                     reject(place, fault)
         except csv.Error as error:
             place = f"line {reader.line_num} of {path}"
+            if str(error).startswith("new-line character"):  # goes on about opening files in Python
+                fault = (
+                    "has a carriage return in a cell without quotes: remove it, or quote the cell"
+                )
+                raise DataError(f"{place} {fault}.") from error
             raise DataError(f"{place} is not valid CSV: {error}.") from error
 
 
-def has_loose_quotes(path: Path) -> bool:
-    """Whether quotation marks in a TSV file are text: it has cells that begin with one but are not
-    quoted, while all its lines have the same number of cells, two or more."""
+def has_quoted_cells(path: Path, usually: bool) -> bool:
+    """Whether cells of a TSV file may be quoted; else quotation marks in it are text.
+
+    They are text if cells begin with one but are not quoted, while all lines have the same number
+    of cells, two or more. If cells are not `usually` quoted, they are text, too, unless one of
+    the quoted cells has a doubled mark in it, which is how programs write one.
+    """
     quoted = re.compile(rb'"[^"]*(?:""[^"]*)*"')
     loose = False
+    doubled = False
     columns = 0
     with read_errors(path), open_decompressed(path) as file:
         for line in file:
             line = line.rstrip(b"\r\n")
             count = line.count(b"\t") + 1
             columns = columns or count
-            if b"\r" in line or (line and (count != columns or columns == 1)):
-                return False
+            if b"\r" in line or (line and (count != columns or (usually and columns == 1))):
+                return usually
             if b'"' in line:
                 starts = [cell for cell in line.split(b"\t") if cell.startswith(b'"')]
                 loose = loose or not all(map(quoted.fullmatch, starts))
-    return loose
+                doubled = doubled or any(b'""' in cell[1:-1] for cell in starts)
+    return not loose and (usually or doubled)
 
 
 def row_fault(cells: list[str], path: Path) -> tuple[int, str | None]:

@@ -23,6 +23,7 @@ from datamodules.sources.readers.cells import (
     is_no_class,
     is_not_utf8,
     may_be_labels,
+    trimmed_labels,
 )
 from datamodules.sources.readers.formats import NOT_UTF8
 from datamodules.sources.readers.tables import TableSource, described_columns, features_of
@@ -77,8 +78,11 @@ class LabelColumn:
 
     def column(self, split: str) -> pa.ChunkedArray:
         """(S,) cells. Raises `DataError` if there are none."""
-        table = self.source.table(split)
-        column = table.columns.column(self.find(table.columns.schema))
+        schema = self.source.table(split).columns.schema
+        names = self.source.label_candidates(schema)
+        if split != self.first_split and {*names}.isdisjoint(schema.names):
+            raise UsageError(self.source.without_labels(split, names[0]))
+        column = self.source.table(split).columns.column(self.find(schema))
         if len(column) == 0:
             raise DataError(f"the {split} split of {self.source.origin} has no rows.")
         return column
@@ -98,11 +102,7 @@ class LabelColumn:
         if invalid:
             fault = f"has a label that {NOT_UTF8}: fix or remove it."
             raise DataError(f"{self.source.table(split).name(invalid[0])} {fault}")
-        labels = pc.utf8_trim_whitespace(labels)
-        whole = pc.replace_substring_regex(labels, WHOLE_DECIMAL, r"\1")
-        named = pa.array(self.source.options.class_names or [], pa.string())
-        labels = pc.if_else(pc.is_in(labels, named), labels, whole)
-        return pc.if_else(pc.equal(labels, ""), pa.scalar(None, pa.string()), labels)
+        return trimmed_labels(labels, self.source.options.class_names or [])
 
     def add_or_remove(self) -> str:
         """What helps if a label is in no sample of the training split."""

@@ -186,7 +186,7 @@ def test_quotation_marks_and_line_ends_of_tables(content: str, tmp_path: Path) -
 
 def test_a_carriage_return_in_a_line_ends_no_row(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"text\none\rmore\ntwo\n")
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match="line 2 .*carriage return in a cell.*remove it"):
         [*source(tmp_path / "a.csv").read("train")]
 
 
@@ -208,6 +208,9 @@ def test_objects_of_json_need_not_have_the_same_names(tmp_path: Path) -> None:
     found = source(tmp_path / "a.jsonl", skip_bad=True)
     assert joined(found.read("train")) == ["one", "two"]
     assert len(found.skipped) == 2
+    write(tmp_path / "c.jsonl", [{"id": 1, "doc": {"body": text}} for text in ("one", "two")])
+    nested = source(tmp_path / "c.jsonl", text_column="doc.body")
+    assert joined(nested.read("train")) == ["one", "two"]
     write(tmp_path / "b.jsonl", [{"id": 1, "url": None, "body": "one"}, {"id": 2, "tags": ["a"]}])
     with pytest.raises(UsageError, match="set --data.dataset.text_column to body"):
         [*source(tmp_path / "b.jsonl").read("train")]

@@ -351,3 +351,12 @@ def test_skipped_images_have_the_names_of_the_table(limit: int, tmp_path: Path) 
     (batch,) = data.eval_loader(data.dataset("predict"))
     data.on_before_batch_transfer(batch, 0)
     assert batch["path"] == ["pics/good.png"] and data.skipped == ["pics/bad.png"]
+
+
+def test_a_test_split_without_labels_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("id,text,label\n1,a,x\n2,b,y\n")
+    (tmp_path / "test.csv").write_text("id,text\n3,c\n")
+    found = source("csv", tmp_path, "single_label_classification")
+    assert found.labels("train").tolist() == [0, 1]
+    with pytest.raises(UsageError, match="the test split of .* has no column label.*`predict`"):
+        found.labels("test")
