@@ -16,6 +16,7 @@ from datamodules.sources import Source
 from datamodules.sources.base import HubOptions
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
+from datamodules.utils.files import natural_key
 
 # Neither applies: data in memory need no workers, and the samplers here are resumable.
 for _message in (".*does not have many workers.*", ".*your dataloader is not resumable.*"):
@@ -175,7 +176,7 @@ class ResumableDataModule(pl.LightningDataModule):
     @property
     def skipped(self) -> list[str]:
         """Samples skipped because of `skip_bad`, so far."""
-        return sorted(set(self.source.skipped))
+        return sorted(set(self.source.skipped), key=natural_key)
 
     def unused_options(self) -> dict[str, Any]:
         """Options that were set but that the source ignores, such as {"dataset.subset": "en"}."""

@@ -28,7 +28,7 @@ from datamodules.sources.readers.labels import LabelledTables
 from datamodules.utils.cache import content_key
 from datamodules.utils.cores import usable_cores
 from datamodules.utils.errors import DataError, UsageError, require_same
-from datamodules.utils.files import path_fault, printable
+from datamodules.utils.files import natural_key, path_fault, printable
 from datamodules.vision.decoding import ResizeAndCrop, resizing
 from datamodules.vision.image_datasets import (
     MemoryImages,
@@ -202,7 +202,7 @@ class ImageData(ResumableDataModule):
     @property
     def skipped(self) -> list[str]:
         """Files left out because of `skip_bad`, so far."""
-        return sorted({*self._skipped, *self.source.skipped})
+        return sorted({*self._skipped, *self.source.skipped}, key=natural_key)
 
     # Splits.
 

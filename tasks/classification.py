@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
 from datamodules.sources.base import shortened
+from datamodules.utils.files import write_text
 from datamodules.utils.progress import progress_bar
 from tasks.base import Batch, Task
 from tasks.distributed.predicting import predict_dataset
@@ -250,10 +251,14 @@ class ClassifierTask(Task):
         others: dict[str, list[Any]],
         bad: list[str],
     ) -> None:
-        """Writes what `predict_inputs` returned; says where, and which inputs were skipped."""
+        """Writes what `predict_inputs` returned, and what was skipped beside it; says where."""
         column, noun, _ = self.input_names
         file.write(column, inputs, self.class_names, found, others)
-        note = f", {self.skipped_inputs(bad)}" if bad else ""
+        note = ""
+        if bad:
+            names = file.path.with_suffix(".skipped.txt")
+            write_text(names, "".join(f"{name}\n" for name in bad))
+            note = f", {self.skipped_inputs(bad)} (all in {names})"
         print(f"predictions for {format_count(len(inputs), noun)} are in {file.path}{note}")
 
     def skipped_inputs(self, bad: list[str]) -> str:

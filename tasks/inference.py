@@ -21,8 +21,8 @@ class InferenceOptions:
     """A model to use.
 
     Args:
-        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout,
-            whose generation_config.json then has the defaults.
+        ckpt_path: Checkpoint that `fit` wrote, `hf/<model>`, or a folder of Hugging Face's layout;
+            its generation_config.json, if it has one, has the defaults of generation.
         quantize: int8: weights in a quarter of the memory, on a CPU, slightly less exact; null: as
             they are.
         device: Where to compute; auto: on a GPU if there is one, but int8 on the CPU.

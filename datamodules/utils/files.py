@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -42,6 +43,11 @@ def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = Fa
         kind = "Is a directory" if stat.S_ISDIR(mode) else "Not a regular file"
         raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, kind, str(path))
     return os.fdopen(number, "a+b" if append else "rb")
+
+
+def natural_key(name: str) -> Any:
+    """Sorts names by the numbers in them: line 5 before line 10."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 
 def try_lock(file: BinaryIO) -> bool:

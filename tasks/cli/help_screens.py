@@ -115,7 +115,8 @@ def help_text(parser: ArgumentParser, app: App, command: str, values: Any, topic
         or (topic == "run" and not any(begins(action, section) for section in sections))
     ]
     known = [action for action in known if topic == "all" or is_option(action)]
-    show_only(parser, known, topic, ["all", *sorted({*sections, "optimizer", "run"})])
+    topics = {*sections, "optimizer", "run", *{"preset"}.intersection(names)}
+    show_only(parser, known, topic, ["all", *sorted(topics)])
     held = flat(values.as_dict())
     parser.set_defaults({name: held[name] for name in names if name in held})
     own = f"\n{OWN_BLOCKS}\n" * any(takes_own_block(action) for action in known)

@@ -51,15 +51,16 @@ def skipped_samples(datamodule: Any) -> dict[str, int]:
     return {"skipped": len(skipped)} if skipped else {}
 
 
-def print_skipped(datamodule: Any, folder: Path | None = None) -> None:
-    """Print the names of what was skipped; write all of them into skipped.txt in a run folder."""
+def print_skipped(datamodule: Any, folder: str | Path | None = None, prefix: str = "") -> None:
+    """Print the first names of what was skipped; write all into skipped.txt in a folder."""
     skipped = getattr(datamodule, "skipped", [])
     if not skipped:
         return
     where = ""
     if folder is not None:
-        write_text(folder / "skipped.txt", "".join(f"{name}\n" for name in skipped))
-        where = f" (all in {folder / 'skipped.txt'})"
+        file = Path(folder, f"{prefix}skipped.txt")
+        write_text(file, "".join(f"{name}\n" for name in skipped))
+        where = f" (all in {file})"
     print(f"skipped: {shortened(skipped)}{where}")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from datamodules.images import ImageData
+from datamodules.utils.files import natural_key
 from datamodules.vision.views import ViewsName, average_over_views
 from modules.models.images import ImageNet, architecture_of, build_image_net
 from modules.models.swin import SWIN_PRESETS, SwinConfig
@@ -224,7 +225,7 @@ class ViTTask(ImageTask, ClassifierTask):
         bad = set(datamodule.skipped)
         if predicts_all(trainer):
             bad |= set(datamodule.predict_samples) - set(paths)  # also what other processes skipped
-        self.save_predictions(file, paths, predictions, others, sorted(bad))
+        self.save_predictions(file, paths, predictions, others, sorted(bad, key=natural_key))
 
 
 def shown(answer: str | float) -> str:

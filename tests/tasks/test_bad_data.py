@@ -97,13 +97,15 @@ def test_skipped_texts_are_counted_and_predictions_skip_them(console: Console) -
     console.refused(line, *names, task="bert", code=FAILED)
     assert "skipped" in console.printed(f"{line} --data.skip_bad --run_dir r", "bert")[0]
     assert summary("r")["skipped"] == 1
-    Path("asked.txt").write_bytes(b"fine\n \ncaf\xe9\n")
+    Path("asked.txt").write_bytes(b"fine\n \n" + b"fine\n" * 7 + b"caf\xe9\n")
     line = "predict --ckpt_path r/checkpoints/best.ckpt --input asked.txt"
     strict = f"{line} --data.skip_bad false"
-    console.refused(strict, "line 3 of asked.txt", "UTF-8", task="bert", code=FAILED)
+    console.refused(strict, "line 10 of asked.txt", "UTF-8", task="bert", code=FAILED)
     out, _ = console.printed(f"{line} --data.skip_bad true", "bert")
-    assert "2 bad lines skipped: line 2 of asked.txt, line 3 of asked.txt" in out
-    assert len(Path("predictions.csv").read_text().splitlines()) == 2
+    assert "2 bad lines skipped: line 2 of asked.txt, line 10 of asked.txt" in out
+    lines = Path("predictions.skipped.txt").read_text().splitlines()
+    assert lines == ["line 2 of asked.txt", "line 10 of asked.txt"]
+    assert len(Path("predictions.csv").read_text().splitlines()) == 9
 
 
 # Files that are none ------------------------------------------------------------------------------
@@ -311,5 +313,6 @@ def test_skip_bad_counts(console: Console) -> None:
     assert summary("r")["skipped"] == 1 and "skipped: images/train/cat/broken.jpg" in out
     assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
     Path("images/test").symlink_to("train")
-    out, _ = console.printed("test --ckpt_path r --data.path images")
-    assert "skipped: images/test/cat/broken.jpg" in out
+    out, _ = console.printed("test --ckpt_path r --data.path images --output out")
+    assert "skipped: images/test/cat/broken.jpg (all in out/skipped.txt)" in out
+    assert Path("out/skipped.txt").read_text() == "images/test/cat/broken.jpg\n"

@@ -197,13 +197,15 @@ def read_csv(
                 else:
                     reject(place, fault)
         except csv.Error as error:
-            place = f"line {reader.line_num} of {path}"
-            if str(error).startswith("new-line character"):  # goes on about opening files in Python
-                fault = (
-                    "has a carriage return in a cell without quotes: remove it, or quote the cell"
-                )
-                raise DataError(f"{place} {fault}.") from error
-            raise DataError(f"{place} is not valid CSV: {error}.") from error
+            fault = csv_fault(error)
+            raise DataError(f"line {reader.line_num} of {path} {fault}.") from error
+
+
+def csv_fault(error: csv.Error) -> str:
+    """What is wrong with a line."""
+    if str(error).startswith("new-line character"):  # then advises how Python opens files
+        return "has a carriage return in a cell without quotes: remove it, or quote the cell"
+    return f"is not valid CSV: {error}"
 
 
 def has_quoted_cells(path: Path, usually: bool) -> bool:

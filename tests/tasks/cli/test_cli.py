@@ -218,7 +218,7 @@ def test_help_of_a_topic(console: Console) -> None:
     assert {"help", "config", "run_dir", "resume", "preset", "debug"} <= set(options)
     assert not {"trainer", "model", "data", "checkpoint"} & set(options)
     assert re.findall(r"^\S.*:$", text, re.M) == ["options:"]
-    console.refused("fit --help dta", "'data'?", "optimizer", "run")
+    console.refused("fit --help dta", "'data'?", "optimizer, preset, run")
     console.refused("fit --help stack", "did you mean model.net.stack?")
     console.refused("fit --help lr", "did you mean model.optimizer.lr?")
 
