@@ -349,15 +349,16 @@ class ResumableDataModule(pl.LightningDataModule):
         """Training continues there; validation and test ignore it."""
         self._resume_state = state_dict
 
-    def batch_layout(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, Any]:
         """What decides which samples are in a batch; a run that resumes must have the same.
 
-        If epochs end the run, also the batches of an optimizer step: the schedule counts steps.
+        If epochs end the run, also the batches of a step and an epoch: the schedule counts steps.
         """
         trainer = self.trainer
-        layout = {}
+        layout: dict[str, Any] = {}
         if trainer is not None and (trainer.max_epochs or -1) > 0:
             layout["accumulate_grad_batches"] = trainer.accumulate_grad_batches
+            layout["limit_train_batches"] = str(trainer.limit_train_batches)  # 1.0 is all, 1 one
         return {
             **layout,
             "batch_size": self.batch_size,

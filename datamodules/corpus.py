@@ -201,7 +201,7 @@ class CorpusData(TokenizedData):
         """As in the base class."""
         return self.source.split("train").digest
 
-    def batch_layout(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, Any]:
         """As in the base class, with what decides what a row is."""
         return super().batch_layout(world_size) | {
             "packed": self.packing == "documents",

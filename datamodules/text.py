@@ -162,7 +162,7 @@ class TextData(TokenizedData):
             return super().eval_sampler(dataset)
         return BucketBatchSampler(dataset.padded_lengths, self.eval_batch_size)
 
-    def batch_layout(self, world_size: int) -> dict[str, int]:
+    def batch_layout(self, world_size: int) -> dict[str, Any]:
         """As in the base class, with what decides how long a batch is."""
         return super().batch_layout(world_size) | {
             "batch_tokens": self.loading.batch_tokens or 0,

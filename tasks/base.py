@@ -327,7 +327,7 @@ class Task(pl.LightningModule):
         """
         gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
         means = self.loss_weighting.finish(self.trainer, gradients)
-        self.loss_check.add(means["loss"], self.global_step, self.current_epoch)
+        self.loss_check.add(means["loss"], self.global_step + 1)
         self.log_step(means)
         norm = total_norm(gradients)
         self.log_dict(logged_norms(self.net, norm, self.optimizer_config.layer_grad_norms))
@@ -386,7 +386,7 @@ class Task(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Adds our entry to the checkpoint; refuses to save NaN or infinity."""
-        self.loss_check.check(self.current_epoch)
+        self.loss_check.check()
         check_weights(self.net, self.global_step)
         # Lightning may count an epoch that has not ended; a plain Trainer has its loops only.
         checkpoint["epoch"] = getattr(self.trainer.fit_loop, "completed", checkpoint["epoch"])

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import struct
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ InterpolationName = Literal["bilinear", "bicubic"]
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_ASPECT_RATIO = 16  # of an image that is resized; what lies outside is cropped away anyway
 ORIENTATION = 0x0112  # of Exif data
+DAMAGED_EXIF = (SyntaxError, struct.error)  # what Pillow raises for it
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
 
@@ -61,7 +63,11 @@ def upright(pixels: Tensor, data: bytes) -> Tensor:
 
     with warnings.catch_warnings():  # of large images and damaged metadata
         warnings.simplefilter("ignore")
-        with Image.open(io.BytesIO(data), formats=("JPEG",)) as file:
+        orientation = 1
+        with (
+            Image.open(io.BytesIO(data), formats=("JPEG",)) as file,
+            suppress(*DAMAGED_EXIF),
+        ):
             orientation = file.getexif().get(ORIENTATION, 1)
     if orientation in (5, 6, 7, 8):
         pixels = pixels.mT
@@ -73,8 +79,11 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as in `decode`."""
     from PIL import Image, ImageOps
 
-    with suppress(SyntaxError):  # damaged Exif data
+    with suppress(*DAMAGED_EXIF):
         image = ImageOps.exif_transpose(image)
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.copy()
+        del image.info["transparency"]  # which is dropped anyway; Pillow would warn
     if 0 in image.size:
         raise ValueError(f"has no pixels: its size is {image.width} x {image.height}")
     if image.mode in ("I", "F"):

@@ -71,6 +71,8 @@ def read_pixels(image: Any, metadata: Mapping[str, Any]) -> Tensor:
             pixels = pixels_of(image, channels)
         except ValueError as error:  # of modes that cannot be converted
             raise UsageError(f"an image of Pillow: {error}") from error
+        except (OSError, SyntaxError) as error:  # its file is read only now
+            raise DataError(f"an image of Pillow cannot be read ({reason_of(error)})") from error
     else:
         pixels = pixels_of_array(image, channels)
     return ResizeAndCrop.of(metadata)(pixels)

@@ -342,7 +342,11 @@ class TimeEstimate(Callback):
         left = pl_module.total_steps() - trainer.global_step
         if left == math.inf:
             return left
-        left_batches = left * trainer.accumulate_grad_batches
+        per_step: float = trainer.accumulate_grad_batches
+        batches = trainer.num_training_batches
+        if batches < math.inf:  # the last step of an epoch may have fewer
+            per_step = batches / math.ceil(batches / per_step)
+        left_batches = left * per_step
         if self.validations:
             per_validation = self.validation_seconds / self.validations
         else:

@@ -96,10 +96,9 @@ def print_results(
     if folder is not None:
         names = (folder / "checkpoints" / name for name in ("best.ckpt", "last.ckpt"))
         best = next((path for path in names if path.exists()), None)
-        rows |= {
-            "run folder": folder,
-            "best checkpoint" if best and best.stem == "best" else "checkpoint": best,
-        }
+        rows["run folder"] = folder
+        if best is not None:
+            rows["best checkpoint" if best.stem == "best" else "checkpoint"] = best
     table("Results", rows)
     if folder is not None and best is not None:
         quoted = {"best": shlex.quote(str(best)), "folder": shlex.quote(str(folder))}

@@ -135,11 +135,12 @@ def refuse_lost_average(saved: Iterable[str], callbacks: Iterable[Callback]) -> 
         callbacks: Of the run that resumes.
 
     Raises:
-        UsageError: One of them is an average, and the run has none.
+        UsageError: One of them is an average that the run does not have.
     """
     options = {"EMA": "--model.ema", "LastWeights": "--model.average"}
-    lost = [options[name] for name in saved if name in options]
-    if lost and not any(isinstance(callback, Averaging) for callback in callbacks):
+    kept = {callback.state_key for callback in callbacks if isinstance(callback, Averaging)}
+    lost = [options[name] for name in saved if name in options and name not in kept]
+    if lost:
         raise UsageError(
             f"the run averages its weights: resume it with {lost[0]}, or start a new run from its "
             "average with --model.pretrained"

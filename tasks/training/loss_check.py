@@ -17,19 +17,19 @@ class LossCheck(nn.Module):
         super().__init__()
         self.register_buffer("first_bad_step", torch.tensor(-1), persistent=False)
 
-    def add(self, loss: Tensor, step: int, epoch: int) -> None:
-        """Looks at the loss () of an optimizer step; raises what `check` raises."""
+    def add(self, loss: Tensor, step: int) -> None:
+        """Looks at the loss () of an optimizer step, from 1; raises what `check` raises."""
         is_bad = ~torch.isfinite(loss.detach()) & (self.first_bad_step < 0)
         self.first_bad_step.masked_fill_(is_bad, step)
         if loss.device.type == "cpu" or step % EVERY == 0:
-            self.check(epoch)
+            self.check()
 
-    def check(self, epoch: int) -> None:
-        """Raises `RunError` if the loss became NaN or infinite, with the step and this epoch."""
+    def check(self) -> None:
+        """Raises `RunError` if the loss became NaN or infinite, with the step."""
         step = int(self.first_bad_step)
         if step >= 0:
             raise RunError(
-                f"the loss became NaN or infinite at step {step} (epoch {epoch}): try a lower "
+                f"the loss became NaN or infinite at step {step}: try a lower "
                 "--model.optimizer.lr or gradient_clip; earlier checkpoints are kept"
             )
 

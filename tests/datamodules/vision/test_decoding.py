@@ -57,12 +57,22 @@ def test_photos_with_other_metadata_first_are_turned_as_by_pillow(orientation: i
     assert found.shape == expected.shape and (found - expected).abs().max() <= 4
 
 
-@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_damaged_exif_data_do_not_hide_the_pixels(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0MM\0*\0\0"])
+def test_damaged_exif_data_do_not_hide_the_pixels(exif: bytes, kind: str) -> None:
     image = random_image(0, mode="RGB")
     file = io.BytesIO()
-    image.save(file, kind, exif=b"Exif\0\0garbage", lossless=True)
-    assert np.array_equal(decode(file.getvalue(), 3).permute(1, 2, 0), np.asarray(image))
+    image.save(file, kind, exif=exif, lossless=True, dpi=(72, 72), quality=100, subsampling=0)
+    found = decode(file.getvalue(), 3).permute(1, 2, 0).int()
+    assert (found - np.asarray(image)).abs().max() <= (4 if kind == "JPEG" else 0)
+
+
+def test_transparency_of_a_palette_is_dropped_without_a_warning() -> None:
+    image = random_image(0, mode="RGB").convert("P")
+    file = io.BytesIO()
+    image.save(file, "PNG", transparency=bytes(range(200)))
+    expected = np.asarray(image.convert("RGB"))
+    assert np.array_equal(decode(file.getvalue(), 3).permute(1, 2, 0), expected)
 
 
 @pytest.mark.parametrize("shape", [(30, 20), (20, 31), (8, 9), (12, 12)])

@@ -282,11 +282,24 @@ def test_checkpoints_elsewhere_are_found_again() -> None:
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
 
 
+def test_a_run_killed_before_its_first_checkpoint_in_a_new_folder(console: Console) -> None:
+    assert run(f"fit {SHORT} --run_dir r") == 0
+    config = Path("r/config.yaml")  # as written at the start of a resumed run
+    options = yaml.safe_load(config.read_text())
+    options["checkpoint"]["dirpath"] = "elsewhere"
+    config.write_text(yaml.safe_dump(options))
+    Path("r/summary.json").unlink()
+    assert "r/checkpoints" in console.printed("fit --resume r --trainer.max_epochs 3")[0]
+    assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
+
+
 def test_batches_of_a_step_do_not_change_while_epochs_end_the_run(console: Console) -> None:
     """The schedule counts steps: it would end too early or too late."""
     assert run(f"fit {SHORT} --run_dir r") == 0
     line = "fit --resume r --trainer.max_epochs 3 --trainer.accumulate_grad_batches 2"
     console.refused(line, "accumulate_grad_batches 1, this run has 2", "resume with the former")
+    line = "fit --resume r --trainer.max_epochs 3 --trainer.limit_train_batches 1.0"
+    console.refused(line, "limit_train_batches 4, this run has 1.0", "resume with the former")
     line = "fit --resume r --trainer.accumulate_grad_batches 2 --trainer.max_epochs -1"
     assert run(f"{line} --trainer.max_steps 10") == 0
     assert checkpoint("r")["global_step"] == 10
@@ -301,6 +314,9 @@ def test_a_run_with_an_average_needs_it_to_resume(given: str, console: Console) 
     assert run(f"fit {short} --model.{given} --run_dir r", task) == 0
     line = f"fit --resume r --trainer.max_epochs 3 --model.{name} null"
     console.refused(line, f"resume it with --model.{name}", task=task)
+    if task == "seq2seq":
+        line = "fit --resume r --trainer.max_epochs 3 --model.average null --model.ema 0.9"
+        console.refused(line, f"resume it with --model.{name}", task=task)
 
 
 def test_the_best_by_the_metric_of_the_task_can_be_kept_several_times() -> None:

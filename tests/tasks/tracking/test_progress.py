@@ -83,6 +83,25 @@ def test_the_estimate_follows_the_speed(console: Console, monkeypatch: Patch) ->
     assert said == [11, 9, 40], out  # after windows of 4, 8 and 16 s
 
 
+def test_the_estimate_with_fewer_batches_in_the_last_step_of_an_epoch(
+    console: Console, monkeypatch: Patch
+) -> None:
+    """One epoch of 31 batches of 1 s, a step of 30 and one of 1."""
+    clock = [0.0]
+    original = ViTTask.training_step
+
+    def run(task: ViTTask, *batch: Any) -> torch.Tensor:
+        clock[0] += 1
+        return original(task, *batch)
+
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(ViTTask, "training_step", run)
+    more = "--trainer.limit_val_batches 0 --trainer.max_epochs 1"
+    out, _ = console.printed(f"{LINE} {more} --trainer.accumulate_grad_batches 30")
+    said = re.findall(r"about (\d+) s of training left$", out, re.M)
+    assert 25 <= int(said[0]) <= 35, out
+
+
 def test_no_estimate_of_a_few_seconds(console: Console, monkeypatch: Patch) -> None:
     """Steps of 0.25 s, by a clock that only training moves: 11 s, of which the last 7 are left."""
     clock = [0.0]
