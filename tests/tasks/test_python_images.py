@@ -1,5 +1,6 @@
 """Images in Python that cannot be read, and what a model says of itself."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_a_path_that_no_file_has(runs: Path) -> None:
     model = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
     with pytest.raises(tessera.DataError, match="null byte"):
         model.predict("a\0b.png")
+
+
+def test_an_image_of_pillow_whose_file_is_cut_off(runs: Path) -> None:
+    file = io.BytesIO()
+    picture(64, "L").save(file, "PNG")
+    image = Image.open(io.BytesIO(file.getvalue()[:400]))
+    model = tessera.load(runs / "vit", kind=tessera.ImageClassifier)
+    with pytest.raises(tessera.DataError, match=r"^images\[1\]: .* cannot be read \(.*truncated"):
+        model.predict([picture(8, "L"), image])
 
 
 @pytest.mark.parametrize("task", ["vit", "mae", "lm"])
