@@ -121,7 +121,7 @@ class ResumableDataModule(pl.LightningDataModule):
         self._metadata: dict[str, Any] = {}
         self._datasets: dict[str, Any] = {}
         self.predicted: Collection[int] = ()  # numbers of the batches that `predict` leaves out
-        self._resume_state: dict[str, int] | None = None
+        self._resume_state: dict[str, Any] | None = None
         self._samples = 0
 
     # Splits: loaded when first needed, so that the test samples stay untouched until the test.
@@ -335,7 +335,7 @@ class ResumableDataModule(pl.LightningDataModule):
 
     # Resuming.
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The `epoch` and `batch` that come next, and what decides which samples are in it."""
         if self.trainer is None or self.trainer.train_dataloader is None:  # not in `fit`
             return {}
@@ -345,14 +345,15 @@ class ResumableDataModule(pl.LightningDataModule):
             batch = 0
         return {"epoch": epoch, "batch": batch, **self.batch_layout(self.trainer.world_size)}
 
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Training continues there; validation and test ignore it."""
         self._resume_state = state_dict
 
     def batch_layout(self, world_size: int) -> dict[str, Any]:
         """What decides which samples are in a batch; a run that resumes must have the same.
 
-        If epochs end the run, also the batches of a step and an epoch: the schedule counts steps.
+        If epochs end the run, also how many batches a step and an epoch use: the schedule counts
+        steps.
         """
         trainer = self.trainer
         layout: dict[str, Any] = {}

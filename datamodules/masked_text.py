@@ -169,7 +169,10 @@ class MaskedTextData(TextData):
         texts = self._training if split == "train" else self.source.corpus(split)
         table = tokenised(texts, self.tokenizer)
         if not int(table.lengths.sum()):
-            raise DataError(f"the tokenizer finds no token in the {split} split: give other texts.")
+            raise DataError(
+                f"the {split} split of {self.origin} has no tokens, only characters that the "
+                "tokenizer leaves out: give other texts."
+            )
         if not self.next_sentence:
             return Chunks(table, self.tokenizer, self.max_length, self.loading.multiple)
         return NextSentencePairs(

@@ -13,7 +13,6 @@ from torchmetrics import Metric
 from datamodules.base import ResumableDataModule
 from datamodules.sources import ProblemType
 from datamodules.sources.base import shortened
-from datamodules.utils.files import write_text
 from datamodules.utils.progress import progress_bar
 from tasks.base import Batch, Task
 from tasks.distributed.predicting import predict_dataset
@@ -25,7 +24,7 @@ from tasks.tracking.csv_files import unique_names, write_csv
 from tasks.tracking.evaluated import Evaluated, PooledVectors
 from tasks.tracking.evaluation_figures import save_embeddings, save_media
 from tasks.tracking.media import Picture, Table
-from tasks.tracking.report import format_count
+from tasks.tracking.report import format_count, write_skipped
 from tasks.training.distillation import TEACHER, Teacher, TeacherConfig, check_path
 from tasks.training.precision import float32_by_default
 
@@ -254,11 +253,9 @@ class ClassifierTask(Task):
         """Writes what `predict_inputs` returned, and what was skipped beside it; says where."""
         column, noun, _ = self.input_names
         file.write(column, inputs, self.class_names, found, others)
-        note = ""
-        if bad:
-            names = file.path.with_suffix(".skipped.txt")
-            write_text(names, "".join(f"{name}\n" for name in bad))
-            note = f", {self.skipped_inputs(bad)} (all in {names})"
+        names = file.path.with_suffix(".skipped.txt")
+        write_skipped(names, bad)
+        note = f", {self.skipped_inputs(bad)} (all in {names})" if bad else ""
         print(f"predictions for {format_count(len(inputs), noun)} are in {file.path}{note}")
 
     def skipped_inputs(self, bad: list[str]) -> str:

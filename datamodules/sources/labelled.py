@@ -228,12 +228,16 @@ class LabelledSource(Source, Generic[S]):
             self._warn_similar(given)
         return given
 
-    def without_labels(self, split: str, column: str) -> str:
-        """What is wrong with a split that lacks the column of labels, which others have."""
-        return (
-            f"the {split} split of {self.origin} has no column {column}, as others have: add it, "
-            f"or give these {self.noun} to `predict` instead."
-        )
+    def require_column(self, split: str, found: list[str], wanted: list[str]) -> None:
+        """Raises `UsageError` if a split has none of the columns that may hold the labels.
+
+        Upper and lower case count as the same here; the first of `wanted` is named.
+        """
+        if {name.lower() for name in wanted}.isdisjoint(name.lower() for name in found):
+            raise UsageError(
+                f"the {split} split of {self.origin} has no column {wanted[0]}, as the training "
+                f"split has: add it, or give these {self.noun} to `predict` instead."
+            )
 
     def require_every_class(self, labels: Tensor) -> None:
         """Raises `UsageError` if targets of training, (S,) or (S, K), lack a class."""

@@ -65,10 +65,12 @@ def read_run(folder: Path, app: App) -> SavedRun:
     if dirpath and isinstance(dirpath, str):
         checkpoints = Path(dirpath).expanduser()
     path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
-    if checkpoint is None and (folder / "checkpoints" / LAST).exists():  # of before `dirpath`
-        print_once(f"no checkpoint in {checkpoints} yet: resuming from {folder / 'checkpoints'}")
-        checkpoints = folder / "checkpoints"
-        path, checkpoint = newest_checkpoint(checkpoints, app.name, print_once)
+    earlier = folder / "checkpoints" / LAST
+    if checkpoint is None and earlier.exists():  # written before `dirpath` was set
+        raise UsageError(
+            f"--resume {folder}: there is no checkpoint in {checkpoints}, where the run keeps "
+            f"them; to resume from {earlier}, copy it there"
+        )
     if checkpoint is None:
         best = folder / "checkpoints" / "best.ckpt"
         has_ended = (folder / "summary.json").exists()

@@ -382,7 +382,7 @@ class TaskCLI(LightningCLI):
                     self.model.save_results(folder, split)
                     command = self.invocation.command_line
                     save_evaluation(folder, split, self.trainer, self.model, command, found)
-                print_skipped(self.datamodule, self.config.output, "val_" * (split == "val"))
+                print_skipped(self.datamodule, self.config.output, f"{split}_")
                 print_results(found)
 
     def predict(self) -> None:

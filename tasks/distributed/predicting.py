@@ -24,7 +24,6 @@ from tasks.checkpoints.reading import KEY, Checkpoint, net_weights
 from tasks.errors import UsageError
 from tasks.options import Options
 from tasks.predictions import PredictionFile
-from tasks.tracking.report import format_count
 from tasks.tracking.run_folder import make_folder
 
 DEVICE_OPTIONS = ("devices", "num_nodes", "strategy")  # of the Trainer; predictions are the same
@@ -202,7 +201,7 @@ def predict_dataset(
         On the first process the indices of the samples, sorted, and their outputs; None on others.
 
     Raises:
-        DataError: No sample can be read.
+        DataError: No input can be read.
     """
     part = None
     errors: AbstractContextManager[None] = nullcontext()
@@ -222,10 +221,7 @@ def predict_dataset(
     if not len(index):
         if part is not None:
             part.path.unlink(missing_ok=True)
-        names = datamodule.predict_samples
-        raise DataError(
-            f"none of {format_count(len(names), 'input')} can be read, such as {names[0]}."
-        )
+        raise DataError(f"no input can be read, such as {datamodule.predict_samples[0]}.")
     order = index.argsort()
     rows = torch.from_numpy(np.concatenate(outputs))[order]  # (S, ...)
     return index[order].tolist(), list(rows)

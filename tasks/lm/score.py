@@ -254,8 +254,9 @@ def window_loss(net: Decoder, hidden: Tensor, target: Tensor) -> tuple[Tensor, T
         mean, right = net.loss(hidden[None], target[None])  # (1, N, E), (1, N)
         return mean * (target != IGNORE_INDEX).sum(), right
     # A layer for inference has no table of its own, and `intervene` changes logits, not `loss`.
-    loss = right = torch.zeros((), device=hidden.device)
-    rows = max(1, LOGITS_PER_CHUNK // len(net.embed.weight))
+    loss = torch.zeros((), device=hidden.device)
+    right = torch.zeros((), dtype=torch.int64, device=hidden.device)
+    rows = max(1, LOGITS_PER_CHUNK // net.vocabulary)
     for some, wanted in zip(hidden.split(rows), target.split(rows), strict=True):
         logits = net.logits(some).float()  # (n, V)
         loss = loss + F.cross_entropy(logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum")

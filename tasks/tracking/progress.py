@@ -346,7 +346,7 @@ class TimeEstimate(Callback):
         batches = trainer.num_training_batches
         if batches < math.inf:  # the last step of an epoch may have fewer
             per_step = batches / math.ceil(batches / per_step)
-        left_batches = left * per_step
+        left_batches = round(left * per_step)
         if self.validations:
             per_validation = self.validation_seconds / self.validations
         else:

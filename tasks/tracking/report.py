@@ -52,16 +52,23 @@ def skipped_samples(datamodule: Any) -> dict[str, int]:
 
 
 def print_skipped(datamodule: Any, folder: str | Path | None = None, prefix: str = "") -> None:
-    """Print the first names of what was skipped; write all into skipped.txt in a folder."""
+    """Print the first names of what was skipped; list all in `PREFIXskipped.txt` in a folder."""
     skipped = getattr(datamodule, "skipped", [])
-    if not skipped:
-        return
     where = ""
-    if folder is not None:
+    if folder:
         file = Path(folder, f"{prefix}skipped.txt")
-        write_text(file, "".join(f"{name}\n" for name in skipped))
+        write_skipped(file, skipped)
         where = f" (all in {file})"
-    print(f"skipped: {shortened(skipped)}{where}")
+    if skipped:
+        print(f"skipped: {shortened(skipped)}{where}")
+
+
+def write_skipped(file: Path, names: Sequence[str]) -> None:
+    """Write the names of what was skipped; if nothing was, remove the file of another time."""
+    if names:
+        write_text(file, "".join(f"{name}\n" for name in names))
+    else:
+        file.unlink(missing_ok=True)
 
 
 def evaluated_samples(trainer: Any, datamodule: Any, split: str) -> tuple[int, int]:

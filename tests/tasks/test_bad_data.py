@@ -314,5 +314,5 @@ def test_skip_bad_counts(console: Console) -> None:
     assert Path("r/skipped.txt").read_text() == "images/train/cat/broken.jpg\n"
     Path("images/test").symlink_to("train")
     out, _ = console.printed("test --ckpt_path r --data.path images --output out")
-    assert "skipped: images/test/cat/broken.jpg (all in out/skipped.txt)" in out
-    assert Path("out/skipped.txt").read_text() == "images/test/cat/broken.jpg\n"
+    assert "skipped: images/test/cat/broken.jpg (all in out/test_skipped.txt)" in out
+    assert Path("out/test_skipped.txt").read_text() == "images/test/cat/broken.jpg\n"

@@ -56,6 +56,15 @@ def is_not_utf8(column: pa.ChunkedArray) -> Tensor:
     return found
 
 
+def as_strings(labels: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Labels (S,) as strings; NaN, which is what pandas calls missing, is null."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(labels.type):
+        labels = pc.if_else(pc.is_nan(labels), None, labels)
+    return labels.cast(pa.string())
+
+
 def trimmed_labels(labels: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray:
     """Strings (S,) without spaces around them; "" is null, and 2.0 is 2, unless `names` has 2.0."""
     import pyarrow.compute as pc

@@ -97,9 +97,10 @@ class ClassFolders(LabelledSource[S]):
         others = [path for path in folders.values() if path.name not in SPLIT_FOLDERS]
         others = [path for path in others if path not in found.values() and self._holds_some(path)]
         if others:
+            listed = shortened([f"{path.name}/" for path in others])
             self.warn_once(
-                f"{self.root}: left out {shortened([f'{path.name}/' for path in others])}, of "
-                f"which the split is unknown: folders of splits are train, val and test."
+                f"{self.root}: {listed} belong to no split and are left out: name folders of "
+                "splits train, val or test."
             )
         return found
 

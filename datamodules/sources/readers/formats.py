@@ -211,9 +211,9 @@ def csv_fault(error: csv.Error) -> str:
 def has_quoted_cells(path: Path, usually: bool) -> bool:
     """Whether cells of a TSV file may be quoted; else quotation marks in it are text.
 
-    They are text if cells begin with one but are not quoted, while all lines have the same number
-    of cells, two or more. If cells are not `usually` quoted, they are text, too, unless one of
-    the quoted cells has a doubled mark in it, which is how programs write one.
+    They are text if a cell begins with one but is not quoted, while all lines have the same number
+    of cells, two or more. If cells are not `usually` quoted, a quoted one must also have a doubled
+    mark in it, as programs write a quotation mark.
     """
     quoted = re.compile(rb'"[^"]*(?:""[^"]*)*"')
     loose = False

@@ -20,6 +20,7 @@ from datamodules.sources.readers.cells import (
     NUMBER,
     WHOLE_DECIMAL,
     are_numbers,
+    as_strings,
     is_no_class,
     is_not_utf8,
     may_be_labels,
@@ -79,9 +80,10 @@ class LabelColumn:
     def column(self, split: str) -> pa.ChunkedArray:
         """(S,) cells. Raises `DataError` if there are none."""
         schema = self.source.table(split).columns.schema
-        names = self.source.label_candidates(schema)
-        if split != self.first_split and {*names}.isdisjoint(schema.names):
-            raise UsageError(self.source.without_labels(split, names[0]))
+        if split != self.first_split:
+            named = self.find(self.source.table(self.first_split).columns.schema)
+            wanted = [named, *self.source.label_candidates(schema)]
+            self.source.require_column(split, schema.names, wanted)
         column = self.source.table(split).columns.column(self.find(schema))
         if len(column) == 0:
             raise DataError(f"the {split} split of {self.source.origin} has no rows.")
@@ -92,12 +94,7 @@ class LabelColumn:
 
         2.0 is 2, unless `class_names` has 2.0. Raises `DataError` if one is not UTF-8.
         """
-        import pyarrow.compute as pc
-
-        labels = self.column(split)
-        if pa.types.is_floating(labels.type):  # NaN is what pandas calls missing
-            labels = pc.if_else(pc.is_nan(labels), None, labels)
-        labels = labels.cast(pa.string())
+        labels = as_strings(self.column(split))
         invalid = is_not_utf8(labels).nonzero().flatten().tolist()
         if invalid:
             fault = f"has a label that {NOT_UTF8}: fix or remove it."

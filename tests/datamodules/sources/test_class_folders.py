@@ -68,7 +68,7 @@ def test_classes_without_train_are_the_training_split(kind: str) -> None:
         assert len(found(kind, "flat", split)) == size
     save(Path("flat/train"), kind, 5)  # beside the folders of classes: only this one is read
     Path("flat/notes").mkdir()
-    with pytest.warns(UserWarning, match="flat: left out ant/, bee/, of which the split is unk"):
+    with pytest.warns(UserWarning, match="flat: ant/, bee/ belong to no split"):
         assert len(found(kind, "flat", "train")) == 8
 
 

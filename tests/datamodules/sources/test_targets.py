@@ -360,3 +360,6 @@ def test_a_test_split_without_labels_is_named(tmp_path: Path) -> None:
     assert found.labels("train").tolist() == [0, 1]
     with pytest.raises(UsageError, match="the test split of .* has no column label.*`predict`"):
         found.labels("test")
+    (tmp_path / "test.csv").write_text("id,text,Label\n3,c,x\n")
+    with pytest.raises(UsageError, match="set --data.dataset.label_column Label"):
+        source("csv", tmp_path, "single_label_classification").labels("test")

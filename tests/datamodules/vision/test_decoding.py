@@ -67,6 +67,7 @@ def test_damaged_exif_data_do_not_hide_the_pixels(exif: bytes, kind: str) -> Non
     assert (found - np.asarray(image)).abs().max() <= (4 if kind == "JPEG" else 0)
 
 
+@pytest.mark.filterwarnings("error")
 def test_transparency_of_a_palette_is_dropped_without_a_warning() -> None:
     image = random_image(0, mode="RGB").convert("P")
     file = io.BytesIO()

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import weakref
 from itertools import product
@@ -282,14 +283,19 @@ def test_checkpoints_elsewhere_are_found_again() -> None:
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
 
 
-def test_a_run_killed_before_its_first_checkpoint_in_a_new_folder(console: Console) -> None:
+def test_checkpoints_before_those_in_another_folder_are_not_skipped(console: Console) -> None:
+    """Of a run that was killed before the first checkpoint there."""
     assert run(f"fit {SHORT} --run_dir r") == 0
     config = Path("r/config.yaml")  # as written at the start of a resumed run
     options = yaml.safe_load(config.read_text())
     options["checkpoint"]["dirpath"] = "elsewhere"
     config.write_text(yaml.safe_dump(options))
     Path("r/summary.json").unlink()
-    assert "r/checkpoints" in console.printed("fit --resume r --trainer.max_epochs 3")[0]
+    line = "fit --resume r --trainer.max_epochs 3"
+    console.refused(line, "elsewhere", "r/checkpoints/last.ckpt, copy it there")
+    Path("elsewhere").mkdir()
+    shutil.copy("r/checkpoints/last.ckpt", "elsewhere")
+    assert run(line) == 0
     assert torch.load("elsewhere/last.ckpt", weights_only=True)["global_step"] == 12
 
 
