@@ -86,7 +86,7 @@ def test_the_estimate_follows_the_speed(console: Console, monkeypatch: Patch) ->
 def test_the_estimate_with_fewer_batches_in_the_last_step_of_an_epoch(
     console: Console, monkeypatch: Patch
 ) -> None:
-    """One epoch of 31 batches of 1 s, a step of 30 and one of 1."""
+    """One epoch of 30 batches of 1 s, a step of 29 and one of 1."""
     clock = [0.0]
     original = ViTTask.training_step
 
@@ -97,9 +97,9 @@ def test_the_estimate_with_fewer_batches_in_the_last_step_of_an_epoch(
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(ViTTask, "training_step", run)
     more = "--trainer.limit_val_batches 0 --trainer.max_epochs 1"
-    out, _ = console.printed(f"{LINE} {more} --trainer.accumulate_grad_batches 30")
+    out, _ = console.printed(f"{LINE} {more} --trainer.accumulate_grad_batches 29")
     first, *_ = re.findall(r"about (.*) of training left$", out, re.M)
-    assert first == "31 s", out
+    assert first == "30 s", out
 
 
 def test_no_estimate_of_a_few_seconds(console: Console, monkeypatch: Patch) -> None:

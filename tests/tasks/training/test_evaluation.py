@@ -119,11 +119,11 @@ def test_predictions_of_images(best: Path, console: Console) -> None:
     console.refused(f"{line} images --output new.csv", "bad.png", "skip_bad", code=1)
     out, _ = console.printed(f"{line} images --data.skip_bad true")
     assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
-    out, _ = console.printed(f"{line} images --data.skip_bad true --data.batch_size 1")
+    alone = "--data.loading.eval_batch_size 1 --data.loading.memory_limit_mb 0"
+    out, _ = console.printed(f"{line} images --data.skip_bad true {alone}")
     assert "1 bad file skipped: images/bad.png" in out and len(predictions()) == 3
-    console.refused(
-        f"{line} images/bad.png --data.skip_bad true --output none.csv", "bad.png", code=1
-    )
+    bad = f"{line} images/bad.png --data.skip_bad true {alone} --output none.csv"
+    console.refused(bad, "no input can be read", "bad.png", code=1)
     assert not list(Path().glob("none*"))
 
 
