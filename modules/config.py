@@ -110,9 +110,9 @@ class StackConfig:
             "cosine", s cos(q, k) (Liu 2022).
         feedforward: Activation of the feed-forward part; "relu2" is ReLU squared (So 2021);
             "swiglu", "geglu" and "geglu_tanh" are gated (Shazeer 2020).
-        norm: Kind of normalisation: "layernorm" (Ba 2016), "rmsnorm" (Zhang 2019), "batchnorm"
-            (Ioffe 2015; in training over all tokens of the batch, padding and later ones, too) or
-            "none".
+        norm: Kind of normalisation: "layernorm" (Ba 2016), "rmsnorm" (Zhang & Sennrich
+            2019), "batchnorm" (Ioffe 2015; in training over all tokens of the batch, padding and
+            later ones, too) or "none".
         norm_eps: Constant added to the variance inside the norms.
         order: Block layout: "pre" (norm before each sub-layer), "post" (norm after each residual
             sum), "parallel" (attention and feed-forward read one normed input, Dehghani 2023),
@@ -132,9 +132,9 @@ class StackConfig:
             `dropout`.
         attention_dropout: Probability of dropping attention weights.
         drop_path: Probability of skipping a sub-layer in the last block, growing linearly from 0
-            in the first (Huang 2016), so that a single block skips none.
-        layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021);
-            null: none.
+            in the first (Huang 2016; rates as in timm), so that a single block skips none.
+        layer_scale: Start value of a learned scale on each sub-layer's output (Touvron 2021,
+            CaiT); null: none.
         causal: Tokens see only themselves and earlier ones.
         conv_kernel: Size of convolutions of each channel over a token and those before it, on what
             attention and feed-forward read (So 2021, Allen-Zhu 2025); null: none.

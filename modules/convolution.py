@@ -23,8 +23,8 @@ NO_CONV_CACHE = ConvCache()
 class CausalConv(nn.Module):
     """x_t + sum_k w_k x_{t-k}, k = 1 ... K, with a weight per channel (Allen-Zhu 2025, Canon).
 
-    A depthwise convolution with kernel K + 1, as So (2021, Primer) has after projections. The
-    weights start at zero.
+    A depthwise convolution with kernel K + 1, as So (2021, Primer) has after projections. Canon
+    also learns a weight of x_t, which is 1 here. The weights start at zero.
     """
 
     def __init__(self, width: int, kernel: int) -> None:

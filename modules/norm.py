@@ -17,7 +17,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """x / sqrt(mean(x^2) + eps) * weight, over the last axis (Zhang 2019). Has no bias."""
+    """x / sqrt(mean(x^2) + eps) * weight, over the last axis (Zhang & Sennrich 2019); no bias."""
 
     def __init__(self, width: int, eps: float = 1e-6, bias: bool = True) -> None:
         super().__init__(width, eps=eps)

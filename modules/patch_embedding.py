@@ -101,9 +101,9 @@ def channel_steps(channels: int, width: int, patch: int) -> list[int]:
 class ConvStem(nn.Module):
     """3 x 3 convolutions with GroupNorm and ReLU, each of which halves the image.
 
-    By stride 2, with a last 1 x 1 convolution (Xiao 2021), or with `pool` by 2 x 2 max pools.
-    Channels double at each step, up to E; `patch`, the pixels between tokens, is a
-    power of two.
+    By stride 2, with a last 1 x 1 convolution (Xiao 2021, who have BatchNorm), or with `pool` by
+    2 x 2 max pools. Channels double at each step, up to E; `patch`, the pixels between tokens, is
+    a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int, pool: bool = False) -> None:
@@ -204,8 +204,8 @@ class HybridStem(nn.Module):
     """The first layers of a ResNet-v2, then patches of what they give (Dosovitskiy 2021).
 
     A 7 x 7 convolution of stride 2, GroupNorm, ReLU and a 3 x 3 max pool of stride 2 (Kolesnikov
-    2020), padded on the right as TensorFlow does. `patch`, the pixels between tokens, is a multiple
-    of 4.
+    2020), padded as TensorFlow does, by one more on the right and below. `patch`, the pixels
+    between tokens, is a multiple of 4.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:

@@ -156,8 +156,9 @@ class Sinusoidal(Position):
 
 
 class SinCos2D(Position):
-    """Half of the channels encode the row, half the column, as sines, then cosines (He 2022).
+    """The first half of the channels encodes the row, the second the column (He 2022).
 
+    Each has sines, then cosines. The code of He (2022) has the column first.
     Frequencies are base^(-2i / (E / 2)), for i from 0 to E / 4 - 1.
     """
 
@@ -281,7 +282,8 @@ class T5Bias(Position):
 
     Args:
         buckets: Number of buckets, even, at least 4; far distances share one.
-        max_distance: Distance, in tokens, from which on all share the last bucket.
+        max_distance: Distance, in tokens, at which the logarithmic buckets end; the last one begins
+            before it, at 91 of 128 tokens with 32 buckets (causal: 113).
     """
 
     def __init__(

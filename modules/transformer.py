@@ -53,7 +53,7 @@ class BlockInputs(NamedTuple):
 
 
 class LayerScale(nn.Module):
-    """A learned factor per channel, `start` at first (Touvron 2021)."""
+    """A learned factor per channel, `start` at first (Touvron 2021, CaiT)."""
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
@@ -65,7 +65,10 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Zeroes whole samples with probability `rate` in training, scales the rest up (Huang 2016)."""
+    """Stochastic depth (Huang 2016), of single samples as in timm.
+
+    Zeroes samples with probability `rate` in training, and scales the others up.
+    """
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -318,7 +321,7 @@ def check_variants(stack: StackConfig, name: str = "stack", any_length: bool = T
 
 
 def drop_path_rates(config: StackConfig) -> list[float]:
-    """The probability of skipping a sub-layer in each block, from 0 to `drop_path` (Huang 2016)."""
+    """The probability of skipping a sub-layer in each block, from 0 to `drop_path`, as in timm."""
     return [config.drop_path * i / max(1, config.depth - 1) for i in range(config.depth)]
 
 

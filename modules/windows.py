@@ -22,7 +22,7 @@ from modules.rotation import Rotation
 # Added to the scores of tokens that are no neighbours in the image. The published weights were
 # trained with it; minus infinity would change what they compute.
 NOT_ADJACENT = -100.0
-HIDDEN = 512  # of the MLP that computes a bias (Liu 2022)
+HIDDEN = 512  # of the MLP that computes a bias (code of Liu 2022)
 
 
 class Windows(NamedTuple):
@@ -162,7 +162,7 @@ class TableBias(RelativeBias):
 
 
 class MLPBias(RelativeBias):
-    """16 sigmoid(MLP(offset)), with offsets on a log scale (Liu 2022, section 3.3).
+    """16 sigmoid(MLP(offset)), with offsets on a log scale (Liu 2022, section 3.3 and code).
 
     Offsets are relative to the windows that weights were first trained with, `pretrained_size`;
     None: to those of side `size`. The weights are parameters, not layers, so that they have no

@@ -39,11 +39,11 @@ class GenerationConfig:
         min_p: Sample from tokens with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
         repetition_penalty: Penalty of tokens that the sequence already has; above 1: they become
-            less likely. Their scores are divided by it if positive, and multiplied by it if
-            negative (Keskar 2019); 1: off.
+            less likely. Their scores are divided by it (Keskar 2019), or multiplied if negative, as
+            in transformers; 1: off.
         beams: Number of sequences that beam search keeps; 1: no beam search.
-        length_penalty: Beam search ranks by sum of log probabilities / length^this; above 0 favours
-            long sequences.
+        length_penalty: Beam search ranks by sum of log probabilities / length^this, as in
+            transformers (Wu 2016 has ((5 + length) / 6)^this); above 0 favours long sequences.
         early_stopping: When beam search for a prompt stops: with "first" once as many sequences as
             beams are finished (True in transformers), with "likely" once no unfinished one would be
             among the best if it ended now (False), with "never" once none can be at any length.

@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang 2019). LayerNorm's kernel computes its gradient, which is faster on CPUs."""
+"""RMSNorm (Zhang & Sennrich 2019). LayerNorm's kernel computes its gradient, faster on CPUs."""
 
 from typing import Any
 

@@ -105,7 +105,7 @@ class Decoder(NextTokenModel):
         stack = config.stack
         if scaled and config.tied and stack.init in ("trunc_normal", "gpt2"):
             # Vectors of std 1 make a tied output layer repeat the token, until the sum of blocks
-            # that start with std 0.02 is as large; Xavier's are at once, as in Vaswani 2017.
+            # that start with std 0.02 is as large; Xavier's are at once.
             stack = replace(stack, init="xavier")
         embedded = embedding_stack(stack, config.embedding_width)
         self.embed = TokenEmbedding(config.vocabulary, embedded.width, scaled)
@@ -199,7 +199,7 @@ def _gpt2(width: int, depth: int, heads: int, max_length: int = 1024) -> Decoder
 
 
 def _llama(width: int, depth: int, heads: int, kv_heads: int, max_length: int) -> DecoderConfig:
-    """Llama (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped queries, no biases."""
+    """As Llama 2 (Touvron 2023): RMSNorm, rotary positions, SwiGLU, grouped queries, no biases."""
     stack = StackConfig(
         width,
         depth,

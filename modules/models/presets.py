@@ -61,7 +61,7 @@ DECODERS = {
     "megatron": "Megatron (Shoeybi 2019), 72 blocks, 8.3 B parameters with 50257 tokens",
     "turing_nlg": "Turing-NLG (Rosset 2020), 78 blocks, 17.2 B parameters with 50257 tokens",
     "gpt3": "GPT-3 (Brown 2020), dense, 96 blocks, 175 B parameters with 50257 tokens",
-    "llama": "Llama (Touvron 2023), 12 blocks of width 768, 125 M parameters with 32000 tokens",
+    "llama": "12 blocks of Llama 2 (Touvron 2023) of width 768, 125 M parameters with 32000 tokens",
 }
 IMAGE_GPT = {
     "digits": "an image GPT for digits, 4 blocks of width 96",

@@ -109,7 +109,7 @@ def minimise(theta: Tensor, logs: Tensor, target: Tensor) -> tuple[Tensor, Tenso
 
 
 def starts() -> Tensor:
-    """Starting points (S, 5), a coarser grid than that of Hoffmann 2022, section 3.3."""
+    """Starting points (S, 5), a coarser grid than that of Hoffmann (2022)."""
     grid = product(
         (-1.0, 0.5), (0.0, 5.0, 12.0), (0.2, 0.6), (0.0, 5.0, 12.0), (0.2, 0.6),
     )  # fmt: skip

@@ -35,7 +35,7 @@ def mean_and_deviation(values: list[float]) -> tuple[float, float]:
 
 
 def t_quantile(degrees: int) -> float:
-    """The t with P(|T| <= t) = 0.95; above 30 degrees of freedom that of 30, at most 4 % more."""
+    """The t with P(|T| <= t) = 0.95; above 30 degrees of freedom that of 30, at most 4.2 % more."""
     return T_QUANTILES[min(degrees, len(T_QUANTILES)) - 1]
 
 

@@ -104,7 +104,7 @@ def test_saved_at_validation(
         assert torch.equal(resumed.weight, whole[0].weight)
 
 
-def test_the_state_is_numbers_and_names_what_differs(
+def test_the_state_is_plain_values_and_names_what_differs(
     whole: tuple[Recorder, Path], tmp_path: Path
 ) -> None:
     path = whole[1] / "step=7.ckpt"
@@ -113,6 +113,7 @@ def test_the_state_is_numbers_and_names_what_differs(
         "epoch": 1,
         "batch": 2,
         "accumulate_grad_batches": 1,
+        "limit_train_batches": "1.0",
         "batch_size": 8,
         "world_size": 1,
         "samples": 42,

@@ -285,7 +285,7 @@ def test_a_loss_that_is_nan_stops_the_run(ema: str, monkeypatch: Patch, capsys: 
     line = f"fit {SHORT} {ema} --checkpoint.every_n_train_steps 2 --run_dir r"
     assert run(line) == 1
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "step 6" in error and "NaN" in error
+    assert error.count("\n") == 1 and "step 7" in error and "NaN" in error
     assert checkpoint("r")["global_step"] == 6
     assert_finite()
     assert not list(Path("r").rglob("*.tmp"))
