@@ -80,10 +80,10 @@ class LabelColumn:
     def column(self, split: str) -> pa.ChunkedArray:
         """(S,) cells. Raises `DataError` if there are none."""
         schema = self.source.table(split).columns.schema
-        if split != self.first_split:
+        names = self.source.label_candidates(schema)
+        if split != self.first_split and {*names}.isdisjoint(schema.names):
             named = self.find(self.source.table(self.first_split).columns.schema)
-            wanted = [named, *self.source.label_candidates(schema)]
-            self.source.require_column(split, schema.names, wanted)
+            self.source.require_column(split, schema.names, [named, *names])
         column = self.source.table(split).columns.column(self.find(schema))
         if len(column) == 0:
             raise DataError(f"the {split} split of {self.source.origin} has no rows.")
