@@ -235,8 +235,8 @@ class LabelledSource(Source, Generic[S]):
         """
         if {name.lower() for name in wanted}.isdisjoint(name.lower() for name in found):
             raise UsageError(
-                f"the {split} split of {self.origin} has no column {wanted[0]}, as the training "
-                f"split has: add it, or give these {self.noun} to `predict` instead."
+                f"the {split} split of {self.origin} lacks the column {wanted[0]} of the training "
+                f"split: add it, or give these {self.noun} to `predict` instead."
             )
 
     def require_every_class(self, labels: Tensor) -> None:

@@ -46,7 +46,7 @@ def open_regular(path: str | os.PathLike, follow: bool = True, append: bool = Fa
 
 
 def natural_key(name: str) -> Any:
-    """Sorts names by the numbers in them: line 5 before line 10."""
+    """The key that sorts names by the numbers in them: line 5 before line 10."""
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", name))]
 
 

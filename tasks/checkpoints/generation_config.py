@@ -191,7 +191,7 @@ class FolderGeneration:
 
 
 def describe_entry(name: str, value: Any) -> str:
-    """An entry of the file in a message: its name there, and its value if that is short."""
+    """An entry of the file in a message: its name there, and its value unless that is a list."""
     shown = "" if isinstance(value, list | dict) else f" {format_value(value)}"
     return f"{THEIR_NAMES.get(name, name)}{shown}"
 

@@ -64,7 +64,7 @@ def print_skipped(datamodule: Any, folder: str | Path | None = None, prefix: str
 
 
 def write_skipped(file: Path, names: Sequence[str]) -> None:
-    """Write the names of what was skipped; if nothing was, remove the file of another time."""
+    """Write the names of what was skipped; if nothing was, remove the file of an earlier run."""
     if names:
         write_text(file, "".join(f"{name}\n" for name in names))
     else:

@@ -202,7 +202,7 @@ def read_csv(
 
 
 def csv_fault(error: csv.Error) -> str:
-    """What is wrong with a line."""
+    """What is wrong with a line, as the end of a message about it."""
     if str(error).startswith("new-line character"):  # then advises how Python opens files
         return "has a carriage return in a cell without quotes: remove it, or quote the cell"
     return f"is not valid CSV: {error}"

@@ -358,7 +358,7 @@ def test_a_test_split_without_labels_is_named(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("id,text\n3,c\n")
     found = source("csv", tmp_path, "single_label_classification")
     assert found.labels("train").tolist() == [0, 1]
-    with pytest.raises(UsageError, match="the test split of .* has no column label.*`predict`"):
+    with pytest.raises(UsageError, match="the test split of .* lacks the column label .*`predict`"):
         found.labels("test")
     (tmp_path / "test.csv").write_text("id,text,Label\n3,c,x\n")
     with pytest.raises(UsageError, match="set --data.dataset.label_column Label"):
