@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -58,6 +59,13 @@ class Running:
             time.sleep(0.005)
 
 
+def free_port() -> int:
+    """A port that no process uses, other tests included."""
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
 class Server:
     """Forks commands; they end at the latest when it does."""
 
@@ -68,7 +76,6 @@ class Server:
             command, stdin=pipe, stdout=pipe, env=environment(), text=True
         )
         assert self.process.stdout and self.process.stdout.readline() == "ready\n"
-        self.port = 20000 + os.getpid() % 20000
 
     def ask(self, job: dict[str, Any]) -> Any:
         """The answer to one line."""
@@ -82,9 +89,8 @@ class Server:
         """Start `python -m tasks.TASK LINE` in `folder` after the Python code `before`, which may
         use `rank` and the functions of `tests.helpers.faults`.
         """
-        self.port += 1
         job = {"line": shlex.split(line), "folder": str(folder), "task": task}
-        job |= {"before": before, "ranks": ranks, "port": self.port}
+        job |= {"before": before, "ranks": ranks, "port": free_port()}
         return Running(self, self.ask(job), folder)
 
     def run(self, line: str, folder: Path, task: str = "vit", **options: Any) -> str:
