@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
 from datamodules.sources import Source
-from datamodules.sources.base import HubOptions
+from datamodules.sources.base import OwnSource
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
 from datamodules.utils.errors import UsageError
 from datamodules.utils.files import natural_key
@@ -59,21 +59,6 @@ def training_position(trainer: pl.Trainer) -> tuple[int, int]:
     if batches < trainer.num_training_batches:
         batches -= batches % trainer.accumulate_grad_batches
     return max(0, loop.epoch_progress.current.ready - 1), batches
-
-
-class OwnSource(Source):
-    """The source of a datamodule that makes or reads its samples itself, and has all splits."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(None, HubOptions())
-        self.name = name
-
-    @property
-    def origin(self) -> str:
-        return self.name
-
-    def has(self, split: str) -> bool:
-        return True
 
 
 class ResumableDataModule(pl.LightningDataModule):
@@ -165,6 +150,8 @@ class ResumableDataModule(pl.LightningDataModule):
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
         if stage != "predict":
             self.metadata()
+        if stage in ("validate", "test"):
+            self.recognise_training_data(stage)
         for split in SPLITS_OF_STAGE[stage]:
             self.dataset(split)
 
@@ -196,6 +183,16 @@ class ResumableDataModule(pl.LightningDataModule):
     def training_digest(self) -> int:
         """`training_key` as a number, which a checkpoint can hold."""
         return int(self.training_key()[:12] or "0", 16)
+
+    def recognise_training_data(self, stage: str) -> None:
+        """Evaluates only what was held out of the training samples, if they were moved."""
+        before = self._metadata.get("training_digest")
+        if before and self.source.is_evaluated_whole(stage) and before == self.training_digest:
+            self.source.unseen = False
+            self.source.warn_once(
+                f"{self.origin} has the samples of the training, at another place: only those that "
+                "were held out of it are evaluated."
+            )
 
     def check_held_out(self, split: str) -> None:
         """Warns if a split was held out of other training samples than those of the checkpoint."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from modules.config import require
+from modules.kernels.derivatives import in_forward_mode
 from modules.kernels.dropout import dropout as fast_dropout
 from modules.kernels.linear import Linear, linear
 from modules.kernels.upcast import upcast
@@ -54,9 +55,11 @@ def attention(
     if mask.num_outputs is not None:
         q = q[:, :, : mask.num_outputs]  # keys and values stay those of all tokens
         mask = mask.first_queries(k.shape[2], k.device)
-    # Its fast kernel for CPUs has no dropout, and no gradient of a bias.
-    sdpa_is_slow = q.device.type == "cpu" and (dropout > 0 or mask.has_learned_bias)
-    if score_fn is None and on_weights is None and not sdpa_is_slow:
+    # Its fast kernel for CPUs has no dropout, no gradient of a bias, and no forward mode.
+    lacks_kernel = q.device.type == "cpu" and (
+        dropout > 0 or mask.has_learned_bias or in_forward_mode()
+    )
+    if score_fn is None and on_weights is None and not lacks_kernel:
         grouped = k.shape[1] != q.shape[1]
         out = F.scaled_dot_product_attention(
             q, k, v, mask.attn_mask(q.dtype), dropout, mask.is_causal, enable_gqa=grouped

@@ -40,6 +40,12 @@ class TokenModel(nn.Module):
         super().compile(*args, **options)
         self.compiled_chunk_loss = torch.compile(chunk_loss, *args, **options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the compiled loss, as `nn.Module` leaves out its compiled `forward`."""
+        state = super().__getstate__()
+        state.pop("compiled_chunk_loss", None)
+        return state
+
     def token_loss(
         self,
         head: TokenHead,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from modules.config import require
+from modules.kernels.derivatives import in_transform
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,8 +153,9 @@ def _unmask_empty_rows(allowed: Tensor) -> Mask:
 
 
 def is_cheap_to_read(tensor: Tensor) -> bool:
-    """Whether Python can read values without waiting for a device or breaking a compiled graph."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether Python can read values, without waiting for a device or breaking a compiled graph."""
+    is_traced = torch.compiler.is_compiling() or in_transform()
+    return tensor.device.type == "cpu" and not is_traced
 
 
 def none_if_no_padding(padding_mask: Tensor | None) -> Tensor | None:

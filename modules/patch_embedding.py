@@ -61,7 +61,7 @@ def resize_patches(weight: Tensor, size: int) -> Tensor:
     old = weight.shape[-1]
     if old == size:
         return weight
-    pixels = torch.eye(old * old).unflatten(1, (1, old, old))  # (P², 1, P, P)
+    pixels = torch.eye(old * old, dtype=torch.float32).unflatten(1, (1, old, old))  # (P², 1, P, P)
     resized = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
     inverse = torch.linalg.pinv(resized.flatten(1).T)  # of (size², P²): (P², size²)
     filters = weight.detach().cpu().float().flatten(2) @ inverse  # (E, C, size²)

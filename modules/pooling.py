@@ -15,8 +15,9 @@ from modules.masks import padding
 
 def masked_mean(x: Tensor, padding_mask: Tensor) -> Tensor:
     """Mean of the vectors that are not padding, (B, N, E) -> (B, E); zeros if all are."""
-    total = x.masked_fill(~padding_mask[..., None], 0.0).sum(1)  # (B, E)
-    return total / padding_mask.sum(1, keepdim=True).clamp(min=1)
+    dtype = torch.promote_types(x.dtype, torch.float32)  # a sum in float16 may overflow
+    total = x.masked_fill(~padding_mask[..., None], 0.0).sum(1, dtype=dtype)  # (B, E)
+    return (total / padding_mask.sum(1, keepdim=True).clamp(min=1)).to(x.dtype)
 
 
 class Pooling(nn.Module):

@@ -57,7 +57,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, width: int, start: float) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((width,), start))
+        self.gamma = nn.Parameter(torch.full((width,), float(start)))
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, N, E) -> (B, N, E)."""
@@ -79,7 +79,8 @@ class DropPath(nn.Module):
         if not self.training:
             return x
         keep = 1 - self.rate
-        return x * torch.rand(len(x), 1, 1, device=x.device).lt(keep).to(x.dtype).div(keep)
+        numbers = torch.rand(len(x), 1, 1, dtype=torch.float32, device=x.device)  # fine enough
+        return x * numbers.lt(keep).to(x.dtype).div(keep)
 
 
 def residual_branch(config: StackConfig, drop_path: float) -> nn.Module:

@@ -345,7 +345,8 @@ class Regression(Problem):
     def evaluated_columns(self, samples: Evaluated) -> tuple[list[str], list[list[Any]]]:
         numbers = (samples.labels[:, 0].tolist(), samples.predictions[:, 0].tolist())
         columns: list[list[Any]] = [[f"{number:.7g}" for number in column] for column in numbers]
-        return [self.names[0], "prediction"], columns
+        name = "label" if self.names[0] == "prediction" else self.names[0]
+        return [name, "prediction"], columns
 
     def save_reports(self, folder: Path, prefix: str, samples: Evaluated) -> None:
         predicted = samples.predictions[:, 0].cpu()

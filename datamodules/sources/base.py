@@ -243,6 +243,21 @@ class Source:
         )
 
 
+class OwnSource(Source):
+    """The source of a datamodule that makes or reads its samples itself, and has all splits."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None, HubOptions())
+        self.name = name
+
+    @property
+    def origin(self) -> str:
+        return self.name
+
+    def has(self, split: str) -> bool:
+        return True
+
+
 def missing_path(
     path: Path, sources: Mapping[str, type[Source]], option: str, wanted: str = ""
 ) -> str:

@@ -20,6 +20,7 @@ InterpolationName = Literal["bilinear", "bicubic"]
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_ASPECT_RATIO = 16  # of an image that is resized; what lies outside is cropped away anyway
 ORIENTATION = 0x0112  # of Exif data
+BITS_PER_SAMPLE = 258  # of TIFF: 16 bits, or 12
 DAMAGED_EXIF = (SyntaxError, struct.error)  # what Pillow raises for it
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
@@ -79,6 +80,7 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as in `decode`."""
     from PIL import Image, ImageOps
 
+    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))[0]
     with suppress(*DAMAGED_EXIF):
         image = ImageOps.exif_transpose(image)
     if image.mode == "P" and "transparency" in image.info:
@@ -91,8 +93,8 @@ def pixels_of(image: Any, channels: int) -> Tensor:
             f"has pixels of Pillow's mode {image.mode}, whose range is unknown: convert it to 8 "
             "bits, or unsigned 16 bits, per channel"
         )
-    if image.mode.startswith("I;16"):  # 16 bits: Pillow's own conversion would clip to white
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode.startswith("I;16"):  # Pillow's own conversion would clip to white
+        image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
     pixels = np.array(image.convert("L" if channels == 1 else "RGB"))
     # (H, W) or (H, W, C) -> (H, W, C) -> (C, H, W)
     return torch.from_numpy(pixels.reshape(*pixels.shape[:2], channels)).permute(2, 0, 1)

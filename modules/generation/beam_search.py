@@ -36,7 +36,7 @@ class BeamHypotheses(NamedTuple):
         cls, prompts: int, beams: int, max_new_tokens: int, device: torch.device
     ) -> "BeamHypotheses":
         """Room for P x K sequences of up to L tokens, none of them there yet."""
-        scores = torch.full((prompts, beams), MINUS_INF, device=device)
+        scores = torch.full((prompts, beams), MINUS_INF, dtype=torch.float32, device=device)
         tokens = torch.zeros(prompts, beams, max_new_tokens, dtype=torch.int64, device=device)
         lengths = torch.zeros(prompts, beams, dtype=torch.int64, device=device)
         return cls(scores, tokens, lengths)

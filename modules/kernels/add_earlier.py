@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from modules.kernels.derivatives import is_backward_only
@@ -34,14 +35,13 @@ class AddEarlier(torch.autograd.Function):
         x, weight, visible = ctx.saved_tensors
         count = len(weight)
         grad = grads[0]
-        x_grad = torch.zeros_like(x, dtype=grad.dtype)  # (B, K + N, E)
-        x_grad[:, count:] = grad
-        weight_grad = torch.empty_like(weight)
+        x_grad = F.pad(grad, (0, 0, count, 0))  # (B, K + N, E)
+        rows = []
         for k, row in enumerate(weight, 1):
             part = grad if visible is None else grad * visible[k - 1]  # (B, N, E)
             x_grad[:, count - k : x.shape[1] - k].addcmul_(part, row)
-            weight_grad[k - 1] = (part * earlier(x, k, count, None)).sum((0, 1))  # (E,)
-        return x_grad.to(x.dtype), weight_grad, None
+            rows.append((part * earlier(x, k, count, None)).sum((0, 1)))  # (E,)
+        return x_grad.to(x.dtype), torch.stack(rows).to(weight.dtype), None  # (K, E)
 
 
 def add_earlier(x: Tensor, weight: Tensor, visible: Tensor | None = None) -> Tensor:

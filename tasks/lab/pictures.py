@@ -131,8 +131,9 @@ def draw_curves(
 ) -> None:
     """A column of `metrics.csv` over steps, the mean over seeds and a band of all of them.
 
-    With `x: minutes` over the minutes of finished runs, test included, of which each step has the
-    same part.
+    It has the steps that all seeds have: where one ends earlier, the mean would jump. With
+    `x: minutes` over the minutes of finished runs, test included, of which each step has the same
+    part.
     """
     metric = options.get("metric", "train/loss")
     in_minutes = options.get("x") == "minutes"
@@ -150,7 +151,8 @@ def draw_curves(
                 curve.setdefault(int(row["step"]), []).append(float(row[metric]))
     for label, curve in by_step.items():
         if curve:
-            steps = sorted(curve)
+            most = max(map(len, curve.values()))
+            steps = sorted(step for step in curve if len(curve[step]) == most)
             means = [float(np.mean(curve[step])) for step in steps]
             where = np.array(steps) * (float(np.mean(minutes[label])) if in_minutes else 1)
             (line,) = axis.plot(where, means, label=label_of(label))

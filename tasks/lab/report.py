@@ -22,6 +22,7 @@ from tasks.lab.scaling import scaling_report
 from tasks.lab.spec import option_names
 from tasks.lab.statistics import CONFIDENCE, mean_and_deviation
 from tasks.lab.tables import format_number, markdown
+from tasks.profiling.report import digits
 from tasks.tracking.report import write_png
 
 MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all of the grid
@@ -90,7 +91,7 @@ def table_of_means(
                 f"{np.mean([one.steps for one in trained]):,.0f}",
                 f"{trained[0].summary['parameters']:,}",
                 f"{np.mean([one.flops for one in trained]):.3g}",
-                f"{np.mean([one.summary['seconds'] for one in trained]):.3g}",
+                digits(float(np.mean([one.summary["seconds"] for one in trained]))),
             ]
         rows.append([*point, len(by_seed), format_number(mean), format_number(deviation), *costs])
     names = option_names(axes_of(plan))

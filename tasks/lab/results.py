@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from datamodules.utils.files import replacing
+from tasks.errors import RunError
 from tasks.lab.plan import Plan, Run
 from tasks.lab.spec import option_names
 from tasks.lab.state import error_of, is_evaluated, is_finished, refusals_of, run_folder
@@ -59,11 +60,13 @@ class Result:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The content of a file; empty if there is none."""
+    """The content of a file; empty if there is none. Raises `RunError` if it is damaged."""
     try:
         return dict(json.loads(path.read_text()))
     except FileNotFoundError:
         return {}
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged: remove it, and run the laboratory again") from error
 
 
 def read_results(folder: Path, plan: Plan) -> list[Result]:

@@ -87,7 +87,7 @@ class Runner:
             self.environment["OMP_NUM_THREADS"] = str(max(1, usable_cores() // jobs))
         self.runs: list[Run] = []
         self.jobs: list[Job] = []
-        self.started = time.monotonic()
+        self.started = 0.0
         self.printed = 0.0
         self.work_before = 0.0  # of earlier processes
 
@@ -108,6 +108,7 @@ class Runner:
             print(f"{self.counts()} already", flush=True)
             self.printed = time.monotonic()
         self.work_before = self.work_done()
+        self.started = time.monotonic()
         try:
             while waiting or self.jobs:
                 while waiting and len(self.jobs) < self.max_jobs:

@@ -162,7 +162,10 @@ def read_lab(path: str, steps: int | None = None, seeds: list[int] | None = None
     before, before_task = read_before(content.get("before"), f"{path}: before")
     if steps is not None:
         settings = [replace(setting, budget={"steps": steps}) for setting in settings]
-        before = replace(before, budget={"steps": steps}) if before else None
+        if before:
+            given = flat(dict(before.options)).items()
+            kept = {name: value for name, value in given if name not in BUDGET_OPTIONS}
+            before = replace(before, options=kept, budget={"steps": steps})
     metric, goal = checked_metric(content["metric"], f"{path}: metric")
     evaluations = nested(content.get("evaluations", {}), f"{path}: evaluations")
     taken = "it is the axis of the evaluations: use another name"

@@ -53,7 +53,8 @@ def movable(run: Run, evaluation: str = "") -> list[str]:
     """
     arguments = run.evaluations[evaluation] if evaluation else run.arguments
     planned = Path(*run.arguments[-1:]).parent.parent  # they end with the training's own folder
-    words = [re.sub(rf"^{re.escape(str(planned))}(?=/|$)", ".", word) for word in arguments]
+    name = rf"(?<![\w./-]){re.escape(str(planned))}(?![\w.-])"  # also in a nested option
+    words = [re.sub(name, ".", word) for word in arguments]
     return [run.task, *words]
 
 

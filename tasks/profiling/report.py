@@ -315,13 +315,21 @@ def measured_crossover(points: Sequence[Point]) -> float | None:
     return largest.tokens * others / scores if scores else None
 
 
+def digits(number: float) -> str:
+    """Three significant digits, more if it is larger than 1,000.
+
+    >>> digits(1234.5), digits(999.6), digits(12.345)
+    ('1,234', '1,000', '12.3')
+    """
+    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+
+
 def short(number: float) -> str:
     """A number with a unit, such as 1.24 G."""
     for size, unit in UNITS:
         if abs(number) >= size:
-            value = number / size
-            return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"
-    return f"{number:.3g}"
+            return f"{digits(number / size)} {unit}"
+    return digits(number)
 
 
 def in_bytes(number: int | None) -> str:
@@ -338,4 +346,4 @@ def duration(seconds: float | None) -> str:
     """Seconds as "1.25 s" or "12.5 ms"."""
     if seconds is None:
         return "-"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.3g} ms"
+    return f"{digits(seconds)} s" if seconds >= 1 else f"{digits(seconds * 1000)} ms"

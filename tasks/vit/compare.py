@@ -17,6 +17,7 @@ from tasks.inference import DeviceName, on_device
 from tasks.lab.tables import markdown
 from tasks.options import Options
 from tasks.problems import PROBLEMS
+from tasks.profiling.report import digits
 from tasks.profiling.timing import in_turns, seconds
 from tasks.tracking.csv_files import write_csv
 from tasks.tracking.report import format_count
@@ -205,8 +206,8 @@ def table(models: Sequence[Compared], metric: str) -> str:
         [
             one.name,
             one.metadata["image_size"],
-            f"{one.parameters / 1e6:,.3g} M",
-            f"{one.flops / 1e9:,.3g}",
+            f"{digits(one.parameters / 1e6)} M",
+            digits(one.flops / 1e9),
             f"{one.images_per_s:,.0f}" if one.images_per_s >= 1000 else f"{one.images_per_s:.4g}",
             "-" if one.score is None else f"{one.score:.4f}",
         ]

@@ -215,6 +215,18 @@ def test_kaiming_keeps_the_size_of_values_through_layers_with_relu() -> None:
 # Pooling, embeddings, masks ----------------------------------------------------------------------
 
 
+def test_means_of_many_large_vectors_are_finite_in_float16() -> None:
+    x = torch.full((1, 512, E), 200.0).half()
+    pooling = POOLINGS["mean"](E, 1, 512)
+    for padding_mask in (None, torch.ones(1, 512, dtype=torch.bool)):
+        close(pooling(x, padding_mask), x[:, 0])
+
+
+def test_layer_scale_may_be_a_whole_number() -> None:
+    stack = Stack(StackConfig(E, 1, 2, layer_scale=1))
+    close(stack.blocks[0].residual1.scale.gamma, torch.ones(E))
+
+
 def test_flattening_is_a_matrix_for_each_place() -> None:
     pool: Any = shaken(POOLINGS["flatten"](E, H, N))
     x = torch.randn(B, N, E)

@@ -203,6 +203,17 @@ def test_filters_of_patches_are_resized_as_timms(size: int) -> None:
     close(resize_patches(weight, size), timm.layers.resample_patch_embed(weight, [size, size]))
 
 
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_filters_are_resized_in_their_own_type(default: torch.dtype) -> None:
+    weight = torch.randn(5, 3, 8, 8)
+    expected = resize_patches(weight, 12)
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(resize_patches(weight, 12), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_resized_filters_give_the_same_vectors_of_resized_patches() -> None:
     weight, patch = torch.randn(5, 3, 8, 8), torch.randn(1, 3, 8, 8)
     large = F.interpolate(patch, (12, 12), mode="bicubic", antialias=True)

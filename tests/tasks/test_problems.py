@@ -212,3 +212,10 @@ def test_weights_by_name() -> None:
         SINGLE.weights({"a": 1.0, "d": 2.0}, None)
     with pytest.raises(UsageError, match="class_weights"):
         SINGLE.weights({"a": -1.0}, None)
+
+
+@pytest.mark.parametrize("name, expected", [("age", "age"), ("prediction", "label")])
+def test_numbers_of_any_name_are_no_predictions(name: str, expected: str) -> None:
+    samples = Evaluated(torch.tensor([[1.0]]), torch.tensor([[2.0]]), torch.tensor([0]))
+    names, columns = problem("regression", (name,)).evaluated_columns(samples)
+    assert names == [expected, "prediction"] and columns == [["2"], ["1"]]

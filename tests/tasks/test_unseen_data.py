@@ -76,6 +76,24 @@ def test_other_data_are_evaluated_whole(
 
 
 @pytest.mark.parametrize(
+    ("task", "old", "new"), [("vit", "old", "new"), ("bert", "old.csv", "new.csv")]
+)
+def test_samples_of_the_training_in_another_place(
+    task: str, old: str, new: str, console: Console
+) -> None:
+    """As the message about the missing path advises; only what was held out is evaluated."""
+    write_samples(Path(old), 20, task)
+    path = Path(old).resolve()
+    assert run(f"{FITS[task]} --trainer.max_epochs 1 --data.path {path} --run_dir r", task) == 0
+    path.rename(new)
+    console.refused("test --ckpt_path r", "if the data were moved, add --data.path", task=task)
+    for command in ("test", "validate"):
+        with pytest.warns(UserWarning, match=f"{new} has the samples of the training"):
+            first, count = evaluated(console, f"--data.path {new}", task, command)
+        assert f": 4 {NOUNS[task]} to {command}, held out of the training" in first and count == 4
+
+
+@pytest.mark.parametrize(
     ("task", "path"), [("vit", "data"), ("bert", "data.csv"), ("mlm", "data.csv")]
 )
 def test_data_that_have_changed_since_the_training(task: str, path: str, console: Console) -> None:

@@ -1,6 +1,7 @@
 """Decoding and resizing: the pixels are those of Pillow and torchvision."""
 
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,18 @@ def test_every_colour_mode_is_decoded(mode: str, channels: int) -> None:
     stored.save(file, "TIFF" if mode == "CMYK" else "PNG")
     expected = np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(16, 20, channels)
     assert np.array_equal(decode(file.getvalue(), channels).permute(1, 2, 0), expected)
+
+
+def test_tiffs_of_12_bits_have_their_whole_range() -> None:
+    """Which Pillow reads, but does not write: three bytes are two pixels."""
+    pixels = bytes.fromhex("000 3ff 800 fff".replace(" ", ""))
+    tags = [(256, 4), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1)]
+    tags += [(279, len(pixels))]
+    entries = b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in tags)
+    start = 8 + len(pixels)
+    data = struct.pack("<2sHI", b"II", 42, start) + pixels
+    data += struct.pack("<H", len(tags)) + entries + bytes(4)
+    assert decode(data, 1).flatten().tolist() == [0x00, 0x3F, 0x80, 0xFF]
 
 
 @pytest.mark.parametrize("before", [0, 60_000])

@@ -45,6 +45,20 @@ def test_a_penalty_may_be_a_whole_number(penalty: int) -> None:
 
 
 @every_decoder
+@pytest.mark.parametrize("beams", [1, 2])
+def test_beams_of_a_model_in_bfloat16(kind: str, beams: int) -> None:
+    """Also while PyTorch makes new tensors in bfloat16, as in Lightning's bf16-true."""
+    net = tiny(kind).bfloat16()
+    options = {"beams": beams, "temperature": 0.0, "stop": STOP}
+    expected = scored(net, **options)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert scored(net, **options) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@every_decoder
 @pytest.mark.parametrize(
     "position, stopping",
     [("alibi", "never"), ("t5", "likely"), ("rotary", "first"), ("learned", "never")],

@@ -75,7 +75,8 @@ def test_minutes_of_a_budget_as_a_time_limit(minutes: float, limit: str) -> None
 def test_finished_runs_of_a_moved_folder_are_kept(moved: str, tmp_path: Path) -> None:
     """Also with the folder's path in the name of the run before the grid."""
     before = {"task": "vit", "options": LAB["options"], "budget": {"steps": 2}}
-    axes = {"start": {"x": {"model.pretrained": "{before}"}}}
+    nested = {"model.teacher": {"path": "{before}/checkpoints/best.ckpt"}}
+    axes = {"start": {"x": {"model.pretrained": "{before}", **nested}}}
     write_lab(before=before, axes=axes, compare={})
     folder = tmp_path / "out"
     plan = make_plan(read_lab("lab.yaml"), folder, [])
@@ -112,6 +113,30 @@ def test_a_time_limit_of_a_config_file_is_refused(capsys: Any) -> None:
     assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 0
     write_lab(**ONE, before={"task": "vit", "options": options, "budget": {"steps": 2}})
     assert main(["run", "--dry_run", "lab.yaml", "--output", "out"]) == 2
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_given_steps_replace_what_ends_the_run_before_the_grid(nested: bool, capsys: Any) -> None:
+    limit = "00:00:01:00"
+    given = {"trainer": {"max_time": limit}} if nested else {"trainer.max_time": limit}
+    write_lab(**ONE, before={"task": "vit", "options": {**LAB["options"], **given}})
+    assert main(["run", "--dry_run", "lab.yaml", "--output", "out", "--steps", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "max_time" not in printed
+    assert printed.count("--trainer.max_steps 2") == 2
+
+
+def test_a_damaged_result_is_named(capsys: Any) -> None:
+    write_lab(**ONE)
+    plan = make_plan(read_lab("lab.yaml"), Path("out"), [])
+    Path("out/logs").mkdir(parents=True)
+    save_plan(plan, Path("out"))
+    folder = run_folder(Path("out"), plan.runs[0])
+    folder.mkdir(parents=True)
+    (folder / "summary.json").touch()
+    assert main(["report", "out"]) == 1
+    error = capsys.readouterr().err
+    assert f"{folder}/summary.json is damaged" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

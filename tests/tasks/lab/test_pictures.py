@@ -115,6 +115,13 @@ def test_curves_show_the_mean_over_seeds(plan: Plan, tmp_path: Path) -> None:
     assert found == {"pre": ([1, 2], [4.5, 2.5]), "post": ([1, 2], [5.5, 3.5])}
 
 
+def test_curves_end_where_the_first_seed_does(plan: Plan, tmp_path: Path) -> None:
+    shorter = tmp_path / "runs" / plan.runs[1].name / "metrics.csv"
+    write_csv(shorter, ["step", "train/loss"], [[10], [5.0]])
+    found = lines(drawn(plan, tmp_path, kind="curves"))
+    assert found == {"pre": ([10], [4.5]), "post": ([10, 20], [5.5, 3.5])}
+
+
 def test_curves_have_a_band_over_several_seeds(plan: Plan, tmp_path: Path) -> None:
     axis = drawn(plan, tmp_path, kind="curves")
     assert len(axis.collections) == 2 and "minimum and maximum" in axis.get_title()
