@@ -33,7 +33,7 @@ from tasks.lightning_patches import RunCheckpoint, use_exact_loops
 from tasks.options import Options, accepted_options, as_list, flat
 from tasks.predictions import PredictionFile
 from tasks.tracking.media import MediaLogger
-from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, read_rows
+from tasks.tracking.metrics_csv import LoggedRows, MetricsCSV, last_validation, read_rows
 from tasks.tracking.progress import progress_callbacks
 from tasks.tracking.record import EvaluatedData, RunRecord, save_evaluation
 from tasks.tracking.report import (
@@ -334,7 +334,7 @@ class TaskCLI(LightningCLI):
     def final_metrics(self) -> dict[str, Any]:
         """Metrics of the test; without test batches, those of the last validation."""
         if self.trainer.limit_test_batches == 0:
-            logged = self.trainer.callback_metrics
+            logged = self.trainer.callback_metrics or last_validation(self.folder)  # none was left
             return {name: float(value) for name, value in logged.items() if name.startswith("val/")}
         tested = self.trainer.test(
             self.model,

@@ -41,6 +41,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
+def last_validation(folder: Path) -> dict[str, str]:
+    """The last row of a run with metrics of a validation; empty if there is none."""
+    rows = read_rows(folder / "metrics.csv")
+    return next((row for row in reversed(rows) if any(name[:4] == "val/" for name in row)), {})
+
+
 def is_test(row: Mapping[str, Any]) -> bool:
     return any(name.startswith("test/") for name in row)
 

@@ -36,7 +36,7 @@ def progress_line(trainer: pl.Trainer, task: pl.LightningModule, width: float = 
     loss = task.loss_weighting.mean_loss()
     metrics = trainer.callback_metrics | ({} if loss is None else {"train/loss": loss})
     validated = sorted(name for name in metrics if name.startswith("val/"))
-    steps = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+    steps = f"/{task.total_steps():.0f}" if trainer.max_steps > 0 else ""
     line = f"{epoch_of(trainer)}  step {trainer.global_step}{steps}"
     for name in dict.fromkeys(("train/loss", "val/loss", task.monitor, *validated)):
         value = f"  {name} {float(metrics[name]):.4f}" if name in metrics else ""

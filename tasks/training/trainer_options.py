@@ -99,7 +99,9 @@ def ending_option(trainer: Trainer) -> str:
     timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
     if any((timer.time_remaining() or 0) <= 0 for timer in timers):
         return "max_time"
-    return "max_steps" if trainer.max_steps > 0 else "max_epochs"
+    by_epochs = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch
+    by_steps = 0 < trainer.max_steps <= trainer.global_step
+    return "max_steps" if by_steps or (trainer.max_steps > 0 and not by_epochs) else "max_epochs"
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:
@@ -194,8 +196,13 @@ def default_precision(accelerator: str) -> str:
 def place_checkpoints(options: Any) -> None:
     """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder.
 
-    Raises `UsageError` if its files would replace those of every run.
+    Raises `UsageError` if its files would replace those of every run, or not be whole.
     """
+    if options.save_weights_only:
+        raise UsageError(
+            "--checkpoint.save_weights_only true: no run could resume from its checkpoints; leave "
+            "it out, and `export` the weights after the training"
+        )
     if options.filename in OWN_FILENAMES:
         raise UsageError(
             f"--checkpoint.filename {options.filename} is that of a checkpoint of every run: give "
@@ -234,8 +241,8 @@ def place_loggers(loggers: Iterable[Any], folder: Path, earlier: LoggedRows) -> 
         if name == "TensorBoardLogger":
             with requires_extra("tensorboard"):
                 import tensorboard  # noqa: F401
-        is_ours = name in ("WandbLogger", "TensorBoardLogger")
-        if is_ours and is_new and asked not in (".", str(folder)):
+        stays_here = name in ("CSVLogger", "WandbLogger", "TensorBoardLogger")
+        if stays_here and is_new and asked not in (".", str(folder)):
             raise UsageError(
                 f"{name} with save_dir {asked}: logs go into the run folder (--run_dir)"
             )
