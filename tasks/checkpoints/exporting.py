@@ -44,8 +44,12 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
             set_special_tokens(content, tokenizer, [bos], [])
         elif template.get("type") == "TemplateProcessing":
             content["post_processor"] = None
-    # A language model reads "[SEP]" in a text as any text.
-    settings = {"split_special_tokens": True} if "marks_documents" in metadata else {}
+    reads_masks = "next_sentence" in metadata  # a masked language model
+    if reads_masks and not tokenizer.is_character_level:  # a space belongs to the word after it
+        for token in content["added_tokens"]:
+            token["lstrip"] = token["id"] == tokenizer.special_ids.mask or token["lstrip"]
+    # Other models read "[SEP]" in a text as any text.
+    settings = {} if reads_masks else {"split_special_tokens": True}
     save_tokenizer(content, tokenizer, metadata["max_length"], folder, settings)
 
 

@@ -1,11 +1,13 @@
 """Generation settings of a Hugging Face folder: `generation_config.json` or `config.json`."""
 
+import json
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from datamodules.utils.files import read_object
+from datamodules.utils.files import read_object, write_text
 from modules.generation.sampling import GenerationConfig
 from modules.schema import format_value, from_dict
 from tasks.cli.text_io import print_note
@@ -188,6 +190,28 @@ class FolderGeneration:
             for name, value in found.items()
             if value is not None and value != no_change.get(name)
         }
+
+
+def write_generation(
+    folder: Path, source: FolderGeneration | None, defaults: Mapping[str, Any] = {}
+) -> None:
+    """Writes the generation settings of an exported model.
+
+    Args:
+        folder: The folder to write into.
+        source: Settings of the folder that the model was read from, which are kept, also those
+            that are not supported here; None: it is a checkpoint of ours.
+        defaults: What else holds, by names in `generate` of transformers, if there is no file.
+    """
+    if source is not None and source.file.name == FILE:
+        shutil.copyfile(source.file, folder / FILE)
+        return
+    given = asdict(source.settings) if source else {}
+    settings = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    if "max_length" in settings:
+        settings.pop("max_new_tokens", None)  # which would win
+    if settings:
+        write_text(folder / FILE, json.dumps(settings, indent=2))
 
 
 def describe_entry(name: str, value: Any) -> str:

@@ -1,6 +1,7 @@
 """`python -m tasks.lm export`: a checkpoint's weights for other programs."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from tasks.checkpoints.exporting import (
     write_text_graph,
     write_tokenizer,
 )
+from tasks.checkpoints.generation_config import write_generation
 from tasks.cli.text_io import print_note
 from tasks.lm.architectures import NOT_CAUSAL, load_model
 
@@ -47,5 +49,9 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
     write_onnx = partial(write_text_graph, NextTokenGraph(model.net), model.metadata)
     # The context, not the length of the rows of training.
     for_tokenizer = model.metadata | {"max_length": model.net.max_length}
-    write_more = lambda _, folder: write_tokenizer(for_tokenizer, folder)  # noqa: E731
+
+    def write_more(_: dict[str, Any], folder: Path) -> None:
+        write_tokenizer(for_tokenizer, folder)
+        write_generation(folder, model.generation())
+
     export_model("lm", model.net, model.metadata, target, format, convert, write_onnx, write_more)

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from datamodules.tokenizers import PairTokenizer
-from datamodules.utils.files import write_text
 from modules.pretrained.family import matching_family
 from modules.pretrained.seq2seq import FAMILIES
 from tasks.checkpoints.exporting import (
@@ -20,6 +19,7 @@ from tasks.checkpoints.exporting import (
     text_target,
     write_text_graph,
 )
+from tasks.checkpoints.generation_config import write_generation
 from tasks.seq2seq.architectures import TARGET_FOLDER, load_model
 from tasks.seq2seq.decoding import generation_settings
 
@@ -74,7 +74,7 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
             "max_new_tokens": metadata["max_length"],
             "num_beams": 5,  # as in `translate`
         }
-        write_text(folder / "generation_config.json", json.dumps(settings, indent=2))
+        write_generation(folder, model.generation, settings)
 
     write_onnx = partial(write_text_graph, EncoderDecoderGraph(model.net), metadata)
     export_model("seq2seq", model.net, metadata, target, format, convert, write_onnx, write_more)
@@ -90,4 +90,5 @@ def write_tokenizers(pair: PairTokenizer, max_length: int, folder: Path) -> None
         content = json.loads(tokenizer.to_json())
         bos = [tokenizer.special_id("bos")] if pair.config.begin else []
         set_special_tokens(content, tokenizer, bos, [tokenizer.special_id("eos")])
-        save_tokenizer(content, tokenizer, max_length, place)
+        # "[EOS]" in a text is read as any text.
+        save_tokenizer(content, tokenizer, max_length, place, {"split_special_tokens": True})

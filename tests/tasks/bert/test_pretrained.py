@@ -155,6 +155,8 @@ def test_an_export_keeps_the_same_part_of_long_texts(kept: str, console: Console
         assert (tokenizer(text, truncation=True)["input_ids"] == expected) == (kept != "both")
     found = tessera.load("hf", kind=tessera.TextClassifier)
     assert found.token_ids(text) == expected
+    tokens = tokenizer("a [SEP] b [PAD]")["input_ids"]  # names of special tokens are text
+    assert found.token_ids("a [SEP] b [PAD]") == tokens and tokens.count(tokens[-1]) == 1
 
 
 @pytest.mark.plain_every(2)

@@ -277,3 +277,47 @@ def test_settings_of_a_translator(console: Console) -> None:
         expected = translated(f"{options} --max_new_tokens 5")
         add_settings({"num_beams": 1, **settings})
         assert translated("--max_new_tokens 5") == expected
+
+
+# Exports ------------------------------------------------------------------------------------------
+
+KEPT = {"eos_token_id": [6, 50], "repetition_penalty": 1.3, "suppress_tokens": [20]}
+
+
+@pytest.mark.parametrize("file", [FILE, "config.json"])
+def test_an_exported_folder_generates_as_before(file: str, gpt2: Path) -> None:
+    """Also with settings that only transformers knows, if they have a file of their own."""
+    given = {**KEPT, "no_repeat_ngram_size": 4} if file == FILE else KEPT
+    content = json.loads((gpt2 / file).read_text()) if file != FILE else {}
+    (gpt2 / file).write_text(json.dumps(content | given))
+    assert run("export --ckpt_path theirs --output back", "lm") == 0
+    saved = json.loads(Path("back", FILE).read_text())
+    assert saved == given
+    texts = [
+        tessera.load(folder, kind=tessera.LanguageModel).generate(
+            PROMPT, max_new_tokens=NEW, temperature=0
+        )
+        for folder in ("theirs", "back")
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("file", [FILE, "config.json"])
+def test_an_exported_translator_decodes_as_before(file: str) -> None:
+    marian_folder(Path("theirs"))
+    given = {"num_beams": 2, "length_penalty": 0.3, "max_length": 12, "early_stopping": True}
+    path = Path("theirs", FILE)
+    content = json.loads(path.read_text())
+    if file != FILE:
+        path.unlink()
+        path = path.with_name(file)
+        content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | given))
+    assert run("export --ckpt_path theirs --output back", "seq2seq") == 0
+    saved = json.loads(Path("back", FILE).read_text())
+    assert saved.items() >= given.items() and "max_new_tokens" not in saved
+    texts = [
+        tessera.load(folder, kind=tessera.Translator).translate(["one", "two three"])
+        for folder in ("theirs", "back")
+    ]
+    assert texts[0] == texts[1]

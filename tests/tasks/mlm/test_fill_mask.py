@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import tessera
+import transformers
 
-from tests.helpers.command import Console
+from tests.helpers.command import Console, run
+from tests.helpers.tiny import NET, write_corpus
 
 ONE = "a good [MASK]"
 TWO = "a [MASK] film, [MASK] twice"
@@ -62,3 +64,16 @@ def test_what_cannot_be_filled_is_refused(runs: Path, console: Console) -> None:
         console.refused(f"{line} {more}", *names, task="mlm")
     line = f"fill_mask --ckpt_path {runs}/bert --text '{ONE}'"
     console.refused(line, "TextClassifier", "tasks.mlm", task="mlm")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "character"])
+def test_masks_of_an_export_are_read_as_here(kind: str) -> None:
+    """A space before a mask belongs to the masked word."""
+    write_corpus(Path("texts"))
+    options = f"--preset tiny {NET} --data.tokenizer.kind {kind} --data.tokenizer.vocabulary 300"
+    limits = "--trainer.max_steps 1 --trainer.limit_val_batches 1 --trainer.limit_test_batches 0"
+    assert run(f"fit --data.path texts {options} {limits} --run_dir r", "mlm") == 0
+    assert run("export --ckpt_path r --format hf --output out", "mlm") == 0
+    model = tessera.load("r", kind=tessera.MaskedLanguageModel)
+    tokenizer = transformers.AutoTokenizer.from_pretrained("out")
+    assert tokenizer(TWO)["input_ids"] == model.token_ids(TWO)

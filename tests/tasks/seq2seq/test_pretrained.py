@@ -148,7 +148,8 @@ def test_transformers_translates_with_our_export_as_we_do(translator: Path) -> N
     assert len(set(expected)) == 3
     assert run(f"export --ckpt_path {translator} --output out", "seq2seq") == 0
     tokenizer = transformers.AutoTokenizer.from_pretrained("out")
-    assert tokenizer(NUMBERS)["input_ids"] == model.tokenizer.encode_sources(NUMBERS, 24)[0]
+    texts = [*NUMBERS, "one [EOS] two [PAD]"]  # names of special tokens are text
+    assert tokenizer(texts)["input_ids"] == model.tokenizer.encode_sources(texts, 24)[0]
     found = transformers.AutoModelForSeq2SeqLM.from_pretrained("out")
     assert (type(found).__name__, found.generation_config.num_beams) == ("MarianMTModel", 5)
     assert theirs(found, tokenizer, tokenizer) == expected
