@@ -3,6 +3,7 @@
 import signal
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 from datamodules.sources import Source
 from datamodules.sources.base import OwnSource
 from datamodules.utils.batching import EvalBatchSampler, ResumableBatchSampler
-from datamodules.utils.errors import UsageError
+from datamodules.utils.errors import DataError, UsageError
 from datamodules.utils.files import natural_key
 
 # Neither applies: data in memory need no workers, and the samplers here are resumable.
@@ -82,6 +83,7 @@ class ResumableDataModule(pl.LightningDataModule):
     source: Source
     noun = "samples"  # what samples are called in messages
     splits_samples = False  # whether what the source reads is cut into samples of another number
+    other_digests: Collection[int] = ()  # `training_digest` of models to compare with
     balanced = False  # whether training draws each class equally often
     loading_section = ""  # "loading." if the sizes of evaluation batches are in `--data.loading`
     predict_path: str | None = None  # what `predict --input` names
@@ -150,9 +152,8 @@ class ResumableDataModule(pl.LightningDataModule):
         """Reads the splits of a stage: "fit", "validate", "test" or "predict"."""
         if stage != "predict":
             self.metadata()
-        if stage in ("validate", "test"):
-            self.recognise_training_data(stage)
         for split in SPLITS_OF_STAGE[stage]:
+            self.recognise_training_data(split)
             self.dataset(split)
 
     @property
@@ -184,14 +185,17 @@ class ResumableDataModule(pl.LightningDataModule):
         """`training_key` as a number, which a checkpoint can hold."""
         return int(self.training_key()[:12] or "0", 16)
 
-    def recognise_training_data(self, stage: str) -> None:
-        """Evaluates only what was held out of the training samples, if they were moved."""
-        before = self._metadata.get("training_digest")
-        if before and self.source.is_evaluated_whole(stage) and before == self.training_digest:
-            self.source.unseen = False
+    def recognise_training_data(self, split: str) -> None:
+        """Evaluates only what was held out, if these are the training samples at another place."""
+        digests = {self._metadata.get("training_digest"), *self.other_digests} - {0, None}
+        if not (digests and self.source.is_evaluated_whole(split)):
+            return
+        with suppress(UsageError, DataError):  # such as too few to hold samples out
+            self.source.unseen = self.training_digest not in digests
+        if not self.source.unseen:
             self.source.warn_once(
-                f"{self.origin} has the samples of the training, at another place: only those that "
-                "were held out of it are evaluated."
+                f"{self.origin} has the {self.noun} of the training, by their names or texts: only "
+                "those that were held out are evaluated; as a test split, all would be."
             )
 
     def check_held_out(self, split: str) -> None:

@@ -55,10 +55,9 @@ def attention(
     if mask.num_outputs is not None:
         q = q[:, :, : mask.num_outputs]  # keys and values stay those of all tokens
         mask = mask.first_queries(k.shape[2], k.device)
-    # Its fast kernel for CPUs has no dropout, no gradient of a bias, and no forward mode.
-    lacks_kernel = q.device.type == "cpu" and (
-        dropout > 0 or mask.has_learned_bias or in_forward_mode()
-    )
+    # Its fast kernels have no forward mode; that for CPUs has no dropout, nor a bias's gradient.
+    on_cpu = q.device.type == "cpu"
+    lacks_kernel = in_forward_mode() or (on_cpu and (dropout > 0 or mask.has_learned_bias))
     if score_fn is None and on_weights is None and not lacks_kernel:
         grouped = k.shape[1] != q.shape[1]
         out = F.scaled_dot_product_attention(

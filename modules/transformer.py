@@ -79,7 +79,8 @@ class DropPath(nn.Module):
         if not self.training:
             return x
         keep = 1 - self.rate
-        numbers = torch.rand(len(x), 1, 1, dtype=torch.float32, device=x.device)  # fine enough
+        # In bfloat16 they would be too coarse.
+        numbers = torch.rand(len(x), 1, 1, dtype=torch.float32, device=x.device)
         return x * numbers.lt(keep).to(x.dtype).div(keep)
 
 

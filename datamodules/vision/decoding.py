@@ -20,7 +20,7 @@ InterpolationName = Literal["bilinear", "bicubic"]
 IMAGE_FORMATS = ("PNG", "BMP", "GIF", "WEBP", "TIFF", "JPEG")
 MAX_ASPECT_RATIO = 16  # of an image that is resized; what lies outside is cropped away anyway
 ORIENTATION = 0x0112  # of Exif data
-BITS_PER_SAMPLE = 258  # of TIFF: 16 bits, or 12
+BITS_PER_SAMPLE = 258  # of TIFF data
 DAMAGED_EXIF = (SyntaxError, struct.error)  # what Pillow raises for it
 MAX_PIXELS = 2**27  # of an image that is decoded without Pillow, which has a limit of its own
 
@@ -80,7 +80,7 @@ def pixels_of(image: Any, channels: int) -> Tensor:
     """Pixels of an image of Pillow, upright, as uint8 (C, H, W); `channels` as in `decode`."""
     from PIL import Image, ImageOps
 
-    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))[0]
+    bits = getattr(image, "tag_v2", {}).get(BITS_PER_SAMPLE, (16,))[0]  # 12 or 16 if "I;16"
     with suppress(*DAMAGED_EXIF):
         image = ImageOps.exif_transpose(image)
     if image.mode == "P" and "transparency" in image.info:

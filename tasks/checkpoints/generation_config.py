@@ -1,7 +1,6 @@
 """Generation settings of a Hugging Face folder: `generation_config.json` or `config.json`."""
 
 import json
-import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -201,16 +200,19 @@ def write_generation(
         folder: The folder to write into.
         source: Settings of the folder that the model was read from, which are kept, also those
             that are not supported here; None: it is a checkpoint of ours.
-        defaults: What else holds, by names in `generate` of transformers, if there is no file.
+        defaults: What else holds, by names in `generate` of transformers. Of these, only tokens
+            are added to the settings of a `generation_config.json`.
     """
+    given: Mapping[str, Any] = {}
     if source is not None and source.file.name == FILE:
-        shutil.copyfile(source.file, folder / FILE)
-        return
-    given = asdict(source.settings) if source else {}
-    settings = {**defaults, **{name: value for name, value in given.items() if value is not None}}
-    if "max_length" in settings:
-        settings.pop("max_new_tokens", None)  # which would win
-    if settings:
+        defaults = {name: defaults[name] for name in defaults if name.endswith("_token_id")}
+        given = read_object(source.file)
+    elif source is not None:
+        settings = asdict(source.settings)
+        given = {name: value for name, value in settings.items() if value is not None}
+    if "max_length" in given:  # the default of max_new_tokens would override it
+        defaults = {name: defaults[name] for name in defaults if name != "max_new_tokens"}
+    if settings := {**defaults, **given}:
         write_text(folder / FILE, json.dumps(settings, indent=2))
 
 

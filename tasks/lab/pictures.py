@@ -131,7 +131,7 @@ def draw_curves(
 ) -> None:
     """A column of `metrics.csv` over steps, the mean over seeds and a band of all of them.
 
-    It has the steps that all seeds have: where one ends earlier, the mean would jump. With
+    It has the steps that most seeds have: where one ends earlier, the mean would jump. With
     `x: minutes` over the minutes of finished runs, test included, of which each step has the same
     part.
     """

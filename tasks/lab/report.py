@@ -22,8 +22,7 @@ from tasks.lab.scaling import scaling_report
 from tasks.lab.spec import option_names
 from tasks.lab.statistics import CONFIDENCE, mean_and_deviation
 from tasks.lab.tables import format_number, markdown
-from tasks.profiling.report import digits
-from tasks.tracking.report import write_png
+from tasks.tracking.report import digits, write_png
 
 MAX_COMMANDS = 200  # listed in the report; `runs.csv` has all of the grid
 OTHER_THREADS = "Runs had {} threads, so their seconds and minutes are not comparable."

@@ -52,10 +52,14 @@ def movable(run: Run, evaluation: str = "") -> list[str]:
     The folder may be moved, or named in another way.
     """
     arguments = run.evaluations[evaluation] if evaluation else run.arguments
+    return [run.task, *without_folder(run, arguments)]
+
+
+def without_folder(run: Run, words: Sequence[str]) -> list[str]:
+    """Words of a command line, in which the lab's folder is called "."."""
     planned = Path(*run.arguments[-1:]).parent.parent  # they end with the training's own folder
-    name = rf"(?<![\w./-]){re.escape(str(planned))}(?![\w.-])"  # also in a nested option
-    words = [re.sub(name, ".", word) for word in arguments]
-    return [run.task, *words]
+    name = rf"^{re.escape(str(planned))}$|(?<![\w./-]){re.escape(str(planned))}(?=/)"
+    return [re.sub(name, ".", word) for word in words]
 
 
 def config_hashes(words: Sequence[str]) -> list[str]:
@@ -72,7 +76,7 @@ def is_same(folder: Path, run: Run, evaluation: str = "") -> bool:
     path = command_file(folder, run, evaluation)
     planned = movable(run, evaluation)
     same = ([*planned, *config_hashes(planned)], planned, planned[1:])
-    return not path.exists() or shlex.split(path.read_text()) in same
+    return not path.exists() or without_folder(run, shlex.split(path.read_text())) in same
 
 
 def is_trained(folder: Path, run: Run) -> bool:

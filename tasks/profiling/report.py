@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from tasks.profiling.formulas import Part, block_formulas, crossover
 from tasks.profiling.timing import Fit, Point, fit
+from tasks.tracking.report import digits
 
 UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -313,15 +314,6 @@ def measured_crossover(points: Sequence[Point]) -> float | None:
     ends = ("projections", "feed-forward")
     others = sum(v for name, v in largest.parts.items() if name.endswith(ends))
     return largest.tokens * others / scores if scores else None
-
-
-def digits(number: float) -> str:
-    """Three significant digits, more if it is larger than 1,000.
-
-    >>> digits(1234.5), digits(999.6), digits(12.345)
-    ('1,234', '1,000', '12.3')
-    """
-    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
 
 
 def short(number: float) -> str:

@@ -242,3 +242,12 @@ def format_count(count: int, noun: str) -> str:
     ('1 image', '2,000 images')
     """
     return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+def digits(number: float) -> str:
+    """A number with three significant digits; from 1,000 on a whole number.
+
+    >>> digits(1234.5), digits(999.6), digits(12.345)
+    ('1,234', '1,000', '12.3')
+    """
+    return f"{number:,.0f}" if abs(number) >= 999.5 else f"{number:.3g}"

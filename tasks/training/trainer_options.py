@@ -95,13 +95,14 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 
 
 def ending_option(trainer: Trainer) -> str:
-    """Name of the option that has ended training, or else will end it."""
+    """Name of the option that has ended training, else `max_steps` if it is given."""
     timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
     if any((timer.time_remaining() or 0) <= 0 for timer in timers):
         return "max_time"
+    if 0 < trainer.max_steps <= trainer.global_step:
+        return "max_steps"
     by_epochs = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch
-    by_steps = 0 < trainer.max_steps <= trainer.global_step
-    return "max_steps" if by_steps or (trainer.max_steps > 0 and not by_epochs) else "max_epochs"
+    return "max_epochs" if by_epochs or trainer.max_steps <= 0 else "max_steps"
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:

@@ -17,10 +17,9 @@ from tasks.inference import DeviceName, on_device
 from tasks.lab.tables import markdown
 from tasks.options import Options
 from tasks.problems import PROBLEMS
-from tasks.profiling.report import digits
 from tasks.profiling.timing import in_turns, seconds
 from tasks.tracking.csv_files import write_csv
-from tasks.tracking.report import format_count
+from tasks.tracking.report import digits, format_count
 from tasks.tracking.run_folder import make_folder
 from tasks.vit.architectures import with_weights
 from tasks.vit.frozen import batches, image_data
@@ -144,12 +143,14 @@ def evaluate(models: Sequence[Compared], given: Options) -> tuple[str, str]:
     """
     saved: Options = next((one.data for one in models if one.data), {})
     path = given.get("path", saved.get("path"))
+    digests = {one.metadata.get("training_digest", 0) for one in models}
     problem = ""
     tested = "no images"
     for one in models:
         images = image_data(f"{OPTION} {one.name}", one.metadata, saved, given)
         trained = [other.data.get("path") for other in models if other.data]
         images.source.unseen = not any(may_hold(path, other) for other in trained)
+        images.other_digests = digests
         problem = images.options.problem_type
         try:
             images.set_metadata(one.metadata)
