@@ -194,8 +194,8 @@ class ResumableDataModule(pl.LightningDataModule):
             self.source.unseen = self.training_digest not in digests
         if not self.source.unseen:
             self.source.warn_once(
-                f"{self.origin} has the {self.noun} of the training, by their names or texts: only "
-                "those that were held out are evaluated; as a test split, all would be."
+                f"{self.origin} has the samples of the training, by their names or texts: only "
+                "those that were held out are evaluated. To evaluate all, make them a test split."
             )
 
     def check_held_out(self, split: str) -> None:

@@ -79,7 +79,7 @@ class DropPath(nn.Module):
         if not self.training:
             return x
         keep = 1 - self.rate
-        # In bfloat16 they would be too coarse.
+        # Numbers in bfloat16 would be too coarse to compare with the rate.
         numbers = torch.rand(len(x), 1, 1, dtype=torch.float32, device=x.device)
         return x * numbers.lt(keep).to(x.dtype).div(keep)
 

@@ -45,7 +45,7 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path) -> None:
         elif template.get("type") == "TemplateProcessing":
             content["post_processor"] = None
     reads_masks = "next_sentence" in metadata  # a masked language model
-    if reads_masks and not tokenizer.is_character_level:  # it takes the space before it
+    if reads_masks and not tokenizer.is_character_level:  # a mask includes the space before it
         for token in content["added_tokens"]:
             token["lstrip"] = token["id"] == tokenizer.special_ids.mask or token["lstrip"]
     # Other models read "[SEP]" in a text as any text.

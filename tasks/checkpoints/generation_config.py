@@ -192,16 +192,17 @@ class FolderGeneration:
 
 
 def write_generation(
-    folder: Path, source: FolderGeneration | None, defaults: Mapping[str, Any] = {}
+    folder: Path, source: FolderGeneration | None, defaults: Mapping[str, Any]
 ) -> None:
     """Writes the generation settings of an exported model.
 
     Args:
         folder: The folder to write into.
-        source: Settings of the folder that the model was read from, which are kept, also those
-            that are not supported here; None: it is a checkpoint of ours.
-        defaults: What else holds, by names in `generate` of transformers. Of these, only tokens
-            are added to the settings of a `generation_config.json`.
+        source: Settings of the folder that the model was read from, which are kept. Of a
+            `generation_config.json` those that are not supported here are kept, too. None: the
+            model is a checkpoint of ours.
+        defaults: Entries that `source` may lack, by their names in `generate` of transformers. To
+            a `generation_config.json` only ids of special tokens are added.
     """
     given: Mapping[str, Any] = {}
     if source is not None and source.file.name == FILE:
@@ -212,8 +213,7 @@ def write_generation(
         given = {name: value for name, value in settings.items() if value is not None}
     if "max_length" in given:  # the default of max_new_tokens would override it
         defaults = {name: defaults[name] for name in defaults if name != "max_new_tokens"}
-    if settings := {**defaults, **given}:
-        write_text(folder / FILE, json.dumps(settings, indent=2))
+    write_text(folder / FILE, json.dumps({**defaults, **given}, indent=2))
 
 
 def describe_entry(name: str, value: Any) -> str:

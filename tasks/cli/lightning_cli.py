@@ -334,7 +334,7 @@ class TaskCLI(LightningCLI):
     def final_metrics(self) -> dict[str, Any]:
         """Metrics of the test; without test batches, those of the last validation."""
         if self.trainer.limit_test_batches == 0:
-            logged = self.trainer.callback_metrics or last_validation(self.folder)  # no new one
+            logged = self.trainer.callback_metrics or last_validation(self.folder)  # no steps
             return {name: float(value) for name, value in logged.items() if name.startswith("val/")}
         tested = self.trainer.test(
             self.model,

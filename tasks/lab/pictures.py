@@ -131,9 +131,10 @@ def draw_curves(
 ) -> None:
     """A column of `metrics.csv` over steps, the mean over seeds and a band of all of them.
 
-    It has the steps that most seeds have: where one ends earlier, the mean would jump. With
-    `x: minutes` over the minutes of finished runs, test included, of which each step has the same
-    part.
+    Steps that some seeds lack are left out: where a run ends early, the mean would jump.
+
+    With `x: minutes` over the minutes of finished runs, test included, of which each step has the
+    same part.
     """
     metric = options.get("metric", "train/loss")
     in_minutes = options.get("x") == "minutes"

@@ -52,6 +52,9 @@ def export(ckpt_path: str, format: TextFormat = "hf", output: str | None = None)
 
     def write_more(_: dict[str, Any], folder: Path) -> None:
         write_tokenizer(for_tokenizer, folder)
-        write_generation(folder, model.generation())
+        if (generation := model.generation()) is not None:
+            ids = special_tokens.items()
+            tokens = {f"{role}_token_id": i for role, i in ids if role in ("bos", "eos", "pad")}
+            write_generation(folder, generation, tokens)
 
     export_model("lm", model.net, model.metadata, target, format, convert, write_onnx, write_more)

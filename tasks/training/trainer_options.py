@@ -197,7 +197,7 @@ def default_precision(accelerator: str) -> str:
 def place_checkpoints(options: Any) -> None:
     """Make the folder of `--checkpoint` absolute: a run may be resumed from another folder.
 
-    Raises `UsageError` if its files would replace those of every run, or not be whole.
+    Raises `UsageError` if its files would replace those of every run, or lack the optimizer.
     """
     if options.save_weights_only:
         raise UsageError(

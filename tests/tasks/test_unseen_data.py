@@ -88,7 +88,7 @@ def test_samples_of_the_training_in_another_place(
     path.rename(new)
     console.refused("test --ckpt_path r", "if the data were moved, add --data.path", task=task)
     for command in ("test", "validate"):
-        with pytest.warns(UserWarning, match=f"{new} has the {NOUNS[task]} of the training"):
+        with pytest.warns(UserWarning, match=f"{new} has the samples of the training"):
             first, count = evaluated(console, f"--data.path {new}", task, command)
         assert f": 4 {NOUNS[task]} to {command}, held out of the training" in first and count == 4
 
@@ -101,7 +101,7 @@ def test_models_are_compared_on_the_same_images(models: str, console: Console) -
         options = f"--trainer.max_epochs 1 --data.path {folder} --run_dir {name}"
         assert run(f"{FITS['vit']} {options}") == 0
     Path("old").rename("new")
-    with pytest.warns(UserWarning, match="new has the images of the training"):
+    with pytest.warns(UserWarning, match="new has the samples of the training"):
         out, _ = console.printed(f"compare {models} --data.path new --repetitions 1 --output out")
     assert "tested with 4 images of new" in out
     for row in csv.DictReader(Path("out/compare.csv").read_text().splitlines()):
