@@ -127,7 +127,7 @@ class Learned(Position):
         table = self.table.flatten(0, -2)  # (*grid, E) -> (positions, E)
         if positions is not None:
             index = self.flat_index(positions)  # (B or 1, N)
-            if is_cheap_to_read(index):
+            if index.numel() and is_cheap_to_read(index):
                 self.check_length(int(index.max()) + 1)
             return x + F.embedding(index, table)
         self.check_length(x.shape[1])

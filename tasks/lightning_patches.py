@@ -18,7 +18,6 @@ from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loops.fit_loop import _FitLoop
 from pytorch_lightning.loops.training_epoch_loop import _TrainingEpochLoop
 from pytorch_lightning.strategies.launchers import _SubprocessScriptLauncher
-from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import AdamW
 
 from datamodules.base import training_position
@@ -238,9 +237,6 @@ class FitLoop(_FitLoop):
             stopping.patience = patience
             if has_stopped(stopping):
                 self.trainer.should_stop = True
-                rank_zero_only(print)(
-                    f"stopped early by EarlyStopping on {stopping.monitor}: give it more patience"
-                )
 
     def state_dict(
         self, destination: dict[str, Any] | None = None, prefix: str = ""
@@ -270,6 +266,13 @@ def has_stopped(stopping: EarlyStopping) -> bool:
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED
+
+
+def stopped_early(trainer: Trainer) -> EarlyStopping | None:
+    """The callback that has ended training; None if none has."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    stopping = (callback for callback in callbacks if isinstance(callback, EarlyStopping))
+    return next((callback for callback in stopping if has_stopped(callback)), None)
 
 
 def counters(count: int) -> dict[str, int]:

@@ -104,6 +104,8 @@ class ImageHub(LabelledTables[Records]):
         fitting = [field.name for field in schema if holds_images(field.type)]
         candidates = [given] if given else described_columns(schema, "Image") + fitting
         more = self.no_labels(schema)
+        if not fitting:
+            more += "; a table that names image files must be CSV or JSON Lines"
         return self.find_column(schema, "image_column", candidates, holds_images, "images", more)
 
 

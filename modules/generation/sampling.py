@@ -43,7 +43,7 @@ class GenerationConfig:
             in transformers; 1: off.
         beams: Number of sequences that beam search keeps; 1: no beam search.
         length_penalty: Beam search ranks by sum of log probabilities / length^this, as in
-            transformers (Wu 2016 has ((5 + length) / 6)^this); above 0 favours long sequences.
+            transformers; above 0 favours long sequences. Wu 2016 has ((5 + length) / 6)^this.
         early_stopping: When beam search for a prompt stops: with "first" once as many sequences as
             beams are finished (True in transformers), with "likely" once no unfinished one would be
             among the best if it ended now (False), with "never" once none can be at any length.

@@ -347,10 +347,12 @@ def format_value(value: Any) -> str:
 
 def first_sentence(text: str) -> str:
     """The first sentence or clause of a help text, on one line, without parentheses."""
-    line = re.sub(r" \([^)]*\)", "", " ".join(text.split()))
+    line = " ".join(text.split())
+    while (shorter := re.sub(r" \([^()]*\)", "", line)) != line:
+        line = shorter
     for end in (". ", "; "):
         line = line.partition(end)[0]
-    return line.rstrip(".")
+    return line if line.endswith("...") else line.removesuffix(".")
 
 
 def format_columns(left: str, right: str, column: int = COLUMN) -> str:

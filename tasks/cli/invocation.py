@@ -250,16 +250,17 @@ class Invocation:
     def next_commands(self, limit: str, task: Task) -> list[str]:
         """Commands to try after a fit of the task, without those that its network refuses.
 
-        `limit` is the Trainer's option that ends training. What was fine-tuned is exported for the
-        library that its weights came from.
+        `limit` is the Trainer's option that ended training, if one did. What was fine-tuned is
+        exported for the library that its weights came from.
         """
         refused = task.refused_commands
         lines = [line for line in self.app.next_commands if line.split()[0] not in refused]
         library = library_of(task.pretrained)
         if library in self.app.library_formats:
             lines = [re.sub(r"--format \w+", f"--format {library}", line) for line in lines]
-        value = "DD:HH:MM:SS" if limit == "max_time" else "N"
-        lines += [f"fit --resume {{folder}} --trainer.{limit} {value}"]
+        if limit:
+            value = "DD:HH:MM:SS" if limit == "max_time" else "N"
+            lines += [f"fit --resume {{folder}} --trainer.{limit} {value}"]
         commands = [with_launcher(f"{program(self.app.name)} {line}") for line in lines]
         if pretrains := self.app.pretrains:
             line = "fit --model.pretrained {best} --data.path FILE_OR_FOLDER"

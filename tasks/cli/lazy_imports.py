@@ -37,6 +37,7 @@ def import_lightning() -> None:
     format_warnings()
     for name in ("pytorch_lightning", "lightning_fabric"):  # no hints and lists of hardware
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("pytorch_lightning.profilers").setLevel(logging.INFO)  # their reports
 
 
 def format_warnings() -> None:

@@ -358,8 +358,7 @@ class TaskCLI(LightningCLI):
             seconds = time.perf_counter() - self.start_time
             print_texts(self.record.finish(self.trainer, self.model, metrics, seconds))
         print_skipped(self.datamodule, folder)
-        limit = trainer_options.ending_option(self.trainer)
-        commands = self.invocation.next_commands(limit, self.model)
+        commands = self.invocation.next_commands(self.same_checkpoint.ended_by, self.model)
         print_results(metrics, folder, commands)
 
     def validate(self) -> None:

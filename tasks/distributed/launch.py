@@ -20,6 +20,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.strategies import Strategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -35,6 +36,7 @@ from tasks.distributed.environment import (
     share_cores,
 )
 from tasks.errors import RunError, UsageError, is_local_rank_zero, is_usage_error
+from tasks.lightning_patches import stopped_early
 from tasks.tracking.run_folder import choose_run_folder
 from tasks.training.averaging import refuse_lost_average
 from tasks.training.trainer_options import ending_option
@@ -161,6 +163,7 @@ class SameCheckpoint(Callback):
         self.start = f"{path}, step {self.start_step}" if checkpoint else ""
         self.restored = checkpoint is None  # whether all of its state is in place
         self.callbacks = list(checkpoint.get("callbacks", {})) if checkpoint else []
+        self.ended_by = ""  # `ending_option`; a test replaces what the callbacks know
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start
@@ -178,13 +181,19 @@ class SameCheckpoint(Callback):
         self.restored = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say so if no training steps were left."""
+        """Say so if the run stopped early, or no training steps were left."""
         self.restored = True
-        if self.start_step and trainer.global_step == self.start_step:
+        self.ended_by = ending_option(trainer)
+        if stopping := stopped_early(trainer):
+            by_patience = stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED
+            advice = ": give it more patience to go on" if by_patience else ""
+            line = f"stopped early by EarlyStopping on {stopping.monitor}{advice}"
+            rank_zero_only(print)(line)
+        elif self.start_step and trainer.global_step == self.start_step:
             limits = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
             given = [f"--trainer.{name} {n}" for name, n in limits.items() if n not in (None, -1)]
             why = f", with {' and '.join(given)}" if given else ""
-            if ending_option(trainer) == "max_time":
+            if self.ended_by == "max_time":
                 why = ", as the time of --trainer.max_time is over"
             rank_zero_only(print)(f"nothing was left to train after step {self.start_step}{why}")
 

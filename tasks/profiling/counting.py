@@ -20,9 +20,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def on_meta(network: Network, config: Any) -> nn.Module:
-    """The network without memory for its weights."""
+    """The network without memory for its weights, for samples of any number."""
     with torch.device("meta"):
-        return network.build(config)
+        return with_fixed_norms(network.build(config))
+
+
+def with_fixed_norms(net: nn.Module) -> nn.Module:
+    """`net`, with BatchNorm as in evaluation: in training it refuses a single vector."""
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eval()
+    return net
 
 
 def parameters_by_part(net: nn.Module, config: Any) -> dict[str, int]:
@@ -83,7 +91,7 @@ def saved_bytes_of_all(
     torch.set_default_dtype(dtype)  # fake weights cannot be converted later
     try:
         with FakeTensorMode(), torch.device(device), one_chunk():
-            net = network.build(config)
+            net = with_fixed_norms(network.build(config))
             return kept_bytes(network, net, network.inputs(config, batch, length, device))
     except DataDependentOutputException:
         return None

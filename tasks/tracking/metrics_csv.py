@@ -104,6 +104,11 @@ class MetricsCSV(Logger):
     def log_dir(self) -> str:
         return str(self.folder)
 
+    @property
+    def save_dir(self) -> str:
+        """Where profilers write."""
+        return str(self.folder)
+
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *_: Any, **__: Any) -> None:
         """Do nothing: they are in `config.yaml`."""

@@ -14,7 +14,7 @@ from datamodules.base import ResumableDataModule
 from datamodules.utils.extras import requires_extra
 from datamodules.utils.files import read_bytes
 from tasks.errors import UsageError
-from tasks.lightning_patches import RunCheckpoint
+from tasks.lightning_patches import RunCheckpoint, stopped_early
 from tasks.options import as_list
 from tasks.tracking.metrics_csv import LoggedRows
 
@@ -95,7 +95,9 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 
 
 def ending_option(trainer: Trainer) -> str:
-    """Name of the option that has ended training, else `max_steps` if it is given."""
+    """The option that has ended training, else `max_steps` if it is given; "": a callback."""
+    if stopped_early(trainer):
+        return ""
     timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
     if any((timer.time_remaining() or 0) <= 0 for timer in timers):
         return "max_time"

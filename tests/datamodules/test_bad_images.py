@@ -259,6 +259,9 @@ def test_bad_tables(image_table: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     with refused(DataError, path.name):
         ImageData(**data).setup("fit")
+    pq.write_table(pa.table({"file_name": ["a.png"], "label": [1]}), path)
+    with refused(UsageError, "column of images", "CSV or JSON Lines"):
+        ImageData(**data).setup("fit")
     path.unlink()
     with refused(UsageError, str(image_table), "train"):
         ImageData(**data).setup("fit")

@@ -54,6 +54,13 @@ def test_each_patch_is_either_visible_or_masked(ratio: float, visible: int) -> N
     assert not torch.equal(kept[0].sort().values, kept[1].sort().values) or visible == 15
 
 
+@pytest.mark.parametrize("position", POSITIONS_OF_IMAGES)
+def test_no_images_have_no_patches(position: str) -> None:
+    net = masked_autoencoder(position=position)
+    visible, masked = masks(net, 0)
+    assert net(torch.rand(0, 3, 16, 16), visible, masked).shape == (0, 12, 48)
+
+
 @pytest.mark.parametrize("stem", STEMS)
 @pytest.mark.parametrize("position", ["learned", "rotary2d"])
 def test_masked_pixels_have_no_influence_and_visible_ones_have(stem: str, position: str) -> None:

@@ -324,6 +324,17 @@ def test_the_smallest_images_of_an_autoencoder_have_a_visible_patch(console: Con
     console.refused("profile --lengths 2", "--lengths 2", "mask_ratio", task="mae")
 
 
+@pytest.mark.parametrize(
+    "task, options",
+    [("vit", "--preset cifar_cpu"), ("mlm", "--preset tiny --model.net.stack.norm batchnorm")],
+)
+def test_batch_norm_of_a_single_vector(task: str, options: str, console: Console) -> None:
+    """One sample is counted, whose channels have one number each: training refuses that."""
+    console.printed(f"profile {options} --lengths 8 --max_minutes 1e-9 --output out", task=task)
+    (point,) = json.loads(Path("out/profile.json").read_text())["points"]
+    assert point["flops"] > 0 and point["activations"] > 0
+
+
 class TwoPaths(MultiHeadAttention):
     """Attention with scores of a product more, and a factor."""
 

@@ -42,6 +42,15 @@ from tests.helpers.wandb_files import (
 )
 
 
+def test_profilers_report_on_standard_error_or_in_a_file_of_the_run(tmp_path: Path) -> None:
+    line = f"fit {SHORT} {FEW_STEPS} --trainer.profiler SimpleProfiler"
+    done = process(f"{line} --run_dir r", cwd=tmp_path)
+    assert done.returncode == 0 and "run_training_batch" in done.stderr, done.stderr
+    done = process(f"{line} --trainer.profiler.filename steps --run_dir s", cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert "run_training_batch" in (tmp_path / "s/fit-steps.txt").read_text()
+
+
 @pytest.fixture(scope="module")
 def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with W&B, which keeps checkpoints, and TensorBoard; not to be changed."""
