@@ -10,6 +10,7 @@ from pytorch_lightning import loggers
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
+from tasks.errors import UsageError
 from tasks.lightning_patches import without_anonymous
 
 STEP = "trainer/global_step"  # Lightning's name of W&B's x axis
@@ -28,22 +29,36 @@ class WandbLogger(loggers.WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """W&B's run, offline if there is no way to W&B or no account here."""
+        """W&B's run, offline if there is no way to W&B or no account here.
+
+        Raises `UsageError` if W&B refuses its settings.
+        """
+        import pydantic
         import wandb
 
         Path(self.save_dir or ".").mkdir(parents=True, exist_ok=True)  # or W&B writes elsewhere
         try:
             return super().experiment
+        except pydantic.ValidationError as error:
+            found = error.errors()[0]
+            name = found["loc"][0]
+            raise UsageError(
+                f"W&B's setting {name}, or WANDB_{str(name).upper()}: {found['msg']}"
+            ) from error
         except wandb.errors.Error as error:
             reason = str(error).partition("\n")[0]
-            warnings.warn(
-                f"W&B cannot be used ({reason}): training continues, and the run is kept in "
-                f"{self.save_dir}/wandb, from where `wandb sync` sends it",
-                stacklevel=2,
-            )
             wandb.teardown()  # which still holds the run that could not begin
             os.environ["WANDB_MODE"] = "offline"
-            return super().experiment
+        try:
+            run = super().experiment
+        except wandb.errors.Error as error:
+            raise UsageError(f"W&B refuses its options, or a variable WANDB_*: {reason}") from error
+        warnings.warn(
+            f"W&B cannot be used ({reason}): training continues, and the run is kept in "
+            f"{self.save_dir}/wandb, from where `wandb sync` sends it",
+            stacklevel=2,
+        )
+        return run
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -162,7 +162,9 @@ def find_torchvision(source: str, option: str) -> Found:
         raise UsageError(unknown_name(name, known, "model of torchvision"))
     weights = models.get_model_weights(name)["DEFAULT"]
     try:
-        state = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
+        # The model depends on the weights: on their image size, and how it changes its input.
+        net = models.get_model(name, weights=weights, progress=False)
     except pickle.UnpicklingError as error:
         raise UsageError(f"{option} {source} is refused: its file could run code") from error
     except (OSError, RuntimeError) as error:
@@ -170,8 +172,6 @@ def find_torchvision(source: str, option: str) -> Found:
             f"{source} could not be downloaded ({type(error).__name__}): fetch {weights.url} "
             f"elsewhere, into {torch.hub.get_dir()}/checkpoints"
         ) from error
-    net = models.get_model(name, weights=None)
-    net.load_state_dict(state)
     transforms = weights.transforms()
     side = transforms.crop_size[0]
     categories = weights.meta["categories"]

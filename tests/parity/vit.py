@@ -44,21 +44,23 @@ def randomise(model: Any) -> Any:
     return model.eval()
 
 
-def cached_shufflenet(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Path]:
-    """`torchvision/shufflenet_v2_x0_5` with random weights in torch's cache, and their file.
+def cached_torchvision(
+    monkeypatch: pytest.MonkeyPatch, name: str = "shufflenet_v2_x0_5", **options: Any
+) -> tuple[Any, Path]:
+    """A model of torchvision with random weights in torch's cache, and their file.
 
     They are there as a download leaves them. BatchNorm knows the means of random images: with
     others, the logits would hardly depend on the image.
     """
     monkeypatch.setenv("TORCH_HOME", str(Path("home").resolve()))
-    net = torchvision.models.shufflenet_v2_x0_5()
+    net = torchvision.models.get_model(name, **options)
     for part in net.modules():
         if isinstance(part, nn.BatchNorm2d):
             part.momentum = None  # the mean of all batches
     with torch.no_grad():
         net.train()(torch.randn(8, 3, 224, 224))
     net.eval()
-    url = torchvision.models.ShuffleNet_V2_X0_5_Weights.DEFAULT.url
+    url = torchvision.models.get_model_weights(name)["DEFAULT"].url
     file = Path("home/hub/checkpoints", Path(url).name)
     file.parent.mkdir(parents=True)
     torch.save(net.state_dict(), file)

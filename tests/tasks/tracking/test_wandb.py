@@ -101,6 +101,18 @@ def test_training_continues_without_w_and_b(key: bool, tmp_path: Path) -> None:
         assert not [name for name, secret in SECRETS.items() if secret.encode() in text]
 
 
+@pytest.mark.parametrize(
+    "name, value, found",
+    [("WANDB_MODE", "banana", "'offline'"), ("WANDB_PROJECT", "a/b", "project name 'a/b'")],
+)
+def test_settings_that_w_and_b_refuses(name: str, value: str, found: str, tmp_path: Path) -> None:
+    code = f"import os; os.environ.update(WANDB_MODE='offline'); os.environ[{name!r}] = {value!r}"
+    done = process(f"fit {SHORT} {BOTH} --run_dir r", code, cwd=tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("error: W&B") and found in line, done.stderr
+    assert "WANDB_" in line and "--debug" not in line and not Path(tmp_path, "r").exists()
+
+
 class Online:
     """W&B's run as `wandb.init` gives it where there is a server, which keeps what was logged."""
 

@@ -19,7 +19,7 @@ from tasks.vit.other_classifiers import find_other
 from tests.helpers.command import Console, Patch, run
 from tests.helpers.results import table
 from tests.helpers.tiny import SHORT, picture, write_images
-from tests.parity.vit import cached_shufflenet, timm_model
+from tests.parity.vit import cached_torchvision, timm_model
 
 NAME = "vit_tiny_patch16_224"
 SIZES: dict[str, Any] = {"img_size": 32, "patch_size": 8, "depth": 2, "num_classes": 3}
@@ -183,7 +183,7 @@ def test_a_model_of_torchvision_is_a_baseline(
     best: Path, console: Console, monkeypatch: Patch
 ) -> None:
     """Its accuracy is that of its own preprocessing; digits are none of its classes."""
-    net, _ = cached_shufflenet(monkeypatch)
+    net, _ = cached_torchvision(monkeypatch)
     weights = ShuffleNet_V2_X0_5_Weights.DEFAULT
     classes = weights.meta["categories"]
     name = "torchvision/shufflenet_v2_x0_5"

@@ -33,7 +33,7 @@ from tests.helpers.marks import slow_except
 from tests.helpers.results import checkpoint, logged, same, summary
 from tests.helpers.tiny import FEW_STEPS, NET, Malicious, write_images
 from tests.helpers.tiny_models import close
-from tests.parity.vit import cached_shufflenet, randomise
+from tests.parity.vit import cached_torchvision, randomise
 
 DIGITS = [str(digit) for digit in range(10)]
 GREY = {"class_names": DIGITS, "channels": 1, "mean": [0.3], "std": [0.4]}
@@ -277,7 +277,7 @@ def test_any_model_of_timm_in_a_folder_teaches(channels: int) -> None:
 
 
 def test_a_model_of_torchvision_teaches(monkeypatch: Patch) -> None:
-    net, file = cached_shufflenet(monkeypatch)
+    net, file = cached_torchvision(monkeypatch)
     names = timm.data.ImageNetInfo("imagenet-1k").label_names()[::-1]
     metadata = {**COLOUR, "class_names": names}
     images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8)
@@ -290,6 +290,20 @@ def test_a_model_of_torchvision_teaches(monkeypatch: Patch) -> None:
     with pytest.raises(UsageError, match="torchvision/shufflenet_v2_x0_5"):
         load_teacher("torchvision/shufflenet_v2_x0_5", metadata)
     assert not Path("pwned").exists()
+
+
+@pytest.mark.slow
+def test_a_model_of_torchvision_that_changes_its_input_teaches(monkeypatch: Patch) -> None:
+    """GoogLeNet normalises images in its own way if it has weights, else not."""
+    net, _ = cached_torchvision(monkeypatch, "googlenet", init_weights=False, aux_logits=True)
+    names = timm.data.ImageNetInfo("imagenet-1k").label_names()
+    means = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    found = load_teacher("torchvision/googlenet", {**COLOUR, **means, "class_names": names})
+    pixels = torch.randn(2, 3, 224, 224)
+    plain = net(pixels)
+    net.transform_input = True
+    close(found.logits(pixels), net(pixels), atol=1e-4, rtol=1e-3)
+    assert not torch.allclose(plain, net(pixels), atol=1e-2)
 
 
 def test_an_export_teaches(teacher: Path) -> None:
