@@ -262,7 +262,7 @@ class FitLoop(_FitLoop):
 
 
 def has_stopped(stopping: EarlyStopping) -> bool:
-    """Whether early stopping ended the saved run, judged by the patience given now."""
+    """Whether early stopping ends or ended the run, judged by the patience given now."""
     if stopping.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED:
         return stopping.wait_count >= stopping.patience
     return stopping.stopping_reason != EarlyStoppingReason.NOT_STOPPED

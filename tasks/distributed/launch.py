@@ -163,7 +163,8 @@ class SameCheckpoint(Callback):
         self.start = f"{path}, step {self.start_step}" if checkpoint else ""
         self.restored = checkpoint is None  # whether all of its state is in place
         self.callbacks = list(checkpoint.get("callbacks", {})) if checkpoint else []
-        self.ended_by = ""  # `ending_option`; a test replaces what the callbacks know
+        # `ending_option`: a test loads the callbacks' states of the best checkpoint.
+        self.ended_by = ""
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         first = trainer.strategy.broadcast(self.start) if stage == "fit" else self.start

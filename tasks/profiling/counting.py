@@ -13,24 +13,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from modules.kernels import cross_entropy
 from modules.models.swin import SwinConfig
 from tasks.profiling.networks import Network, main_stacks, part_name, resized
-from tasks.profiling.timing import Point
+from tasks.profiling.timing import Point, in_training
 
 COMPUTED_DEPTHS = (2, 3, 4)  # not 1: with dropped paths the first block differs from the others
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def on_meta(network: Network, config: Any) -> nn.Module:
-    """The network without memory for its weights, for samples of any number."""
+    """The network without memory for its weights."""
     with torch.device("meta"):
-        return with_fixed_norms(network.build(config))
-
-
-def with_fixed_norms(net: nn.Module) -> nn.Module:
-    """`net`, with BatchNorm as in evaluation: in training it refuses a single vector."""
-    for module in net.modules():
-        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
-            module.eval()
-    return net
+        return network.build(config)
 
 
 def parameters_by_part(net: nn.Module, config: Any) -> dict[str, int]:
@@ -43,7 +35,7 @@ def parameters_by_part(net: nn.Module, config: Any) -> dict[str, int]:
 
 def counted_flops(network: Network, config: Any, batch: int, length: int) -> tuple[int, int]:
     """FLOP that PyTorch counts, on the meta device: forward, and forward with backward."""
-    net = on_meta(network, config)
+    net = in_training(on_meta(network, config), batch)
     inputs = network.inputs(config, batch, length, "meta")
     with FlopCounterMode(display=False) as counter:
         out = network.outputs(net, *inputs)
@@ -91,7 +83,7 @@ def saved_bytes_of_all(
     torch.set_default_dtype(dtype)  # fake weights cannot be converted later
     try:
         with FakeTensorMode(), torch.device(device), one_chunk():
-            net = with_fixed_norms(network.build(config))
+            net = in_training(network.build(config), batch)
             return kept_bytes(network, net, network.inputs(config, batch, length, device))
     except DataDependentOutputException:
         return None

@@ -127,13 +127,25 @@ def inference_step(network: Network, net: nn.Module, inputs: tuple) -> Callable[
     return step
 
 
+def in_training(net: nn.Module, batch: int) -> nn.Module:
+    """`net` in training mode; for one sample with BatchNorm as in evaluation.
+
+    In training BatchNorm refuses a channel that has a single number.
+    """
+    net.train()
+    for module in net.modules():
+        if batch == 1 and isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.eval()
+    return net
+
+
 def training_step(
     network: Network, net: nn.Module, optimizer: torch.optim.Optimizer, inputs: tuple
 ) -> Callable[[], object]:
     """Forward pass, loss, backward pass and AdamW."""
 
     def step() -> None:
-        net.train()
+        in_training(net, len(inputs[0]))
         network.loss(net, *inputs).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -41,9 +41,9 @@ class WandbLogger(loggers.WandbLogger):
             return super().experiment
         except pydantic.ValidationError as error:
             found = error.errors()[0]
-            name = found["loc"][0]
+            setting = ".".join(map(str, found["loc"])) or "the settings"
             raise UsageError(
-                f"W&B's setting {name}, or WANDB_{str(name).upper()}: {found['msg']}"
+                f"W&B refuses {setting} of its options or variables WANDB_*: {found['msg']}"
             ) from error
         except wandb.errors.Error as error:
             reason = str(error).partition("\n")[0]
@@ -52,7 +52,10 @@ class WandbLogger(loggers.WandbLogger):
         try:
             run = super().experiment
         except wandb.errors.Error as error:
-            raise UsageError(f"W&B refuses its options, or a variable WANDB_*: {reason}") from error
+            reason = str(error).partition("\n")[0]
+            raise UsageError(
+                f"W&B cannot be used, nor offline: {reason}; see its options and variables WANDB_*"
+            ) from error
         warnings.warn(
             f"W&B cannot be used ({reason}): training continues, and the run is kept in "
             f"{self.save_dir}/wandb, from where `wandb sync` sends it",

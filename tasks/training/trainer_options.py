@@ -95,16 +95,21 @@ def check_trainer_options(options: Mapping[str, Any], command: str) -> None:
 
 
 def ending_option(trainer: Trainer) -> str:
-    """The option that has ended training, else `max_steps` if it is given; "": a callback."""
-    if stopped_early(trainer):
-        return ""
+    """The option that has ended training, else `max_steps` if it is given.
+
+    "": EarlyStopping alone has ended it.
+    """
     timers = [c for c in trainer.callbacks if isinstance(c, Timer)]  # type: ignore[attr-defined]
     if any((timer.time_remaining() or 0) <= 0 for timer in timers):
         return "max_time"
     if 0 < trainer.max_steps <= trainer.global_step:
         return "max_steps"
     by_epochs = trainer.max_epochs is not None and 0 < trainer.max_epochs <= trainer.current_epoch
-    return "max_epochs" if by_epochs or trainer.max_steps <= 0 else "max_steps"
+    if by_epochs:
+        return "max_epochs"
+    if stopped_early(trainer):
+        return ""
+    return "max_epochs" if trainer.max_steps <= 0 else "max_steps"
 
 
 def check_monitors(trainer: Trainer, names: Iterable[str]) -> None:

@@ -162,9 +162,7 @@ def find_torchvision(source: str, option: str) -> Found:
         raise UsageError(unknown_name(name, known, "model of torchvision"))
     weights = models.get_model_weights(name)["DEFAULT"]
     try:
-        weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
-        # The model depends on the weights: on their image size, and how it changes its input.
-        net = models.get_model(name, weights=weights, progress=False)
+        state = weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except pickle.UnpicklingError as error:
         raise UsageError(f"{option} {source} is refused: its file could run code") from error
     except (OSError, RuntimeError) as error:
@@ -172,6 +170,14 @@ def find_torchvision(source: str, option: str) -> Found:
             f"{source} could not be downloaded ({type(error).__name__}): fetch {weights.url} "
             f"elsewhere, into {torch.hub.get_dir()}/checkpoints"
         ) from error
+    # What torchvision's builders take from the weights.
+    options: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):  # they normalise the input in their own way
+        options = {"transform_input": True, "init_weights": False}
+    if name.startswith("vit_"):
+        options = {"image_size": weights.meta["min_size"][0]}
+    net = models.get_model(name, weights=None, **options)
+    net.load_state_dict(state)
     transforms = weights.transforms()
     side = transforms.crop_size[0]
     categories = weights.meta["categories"]

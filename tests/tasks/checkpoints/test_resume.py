@@ -248,7 +248,9 @@ def test_stopped_early_is_stopped(console: Console) -> None:
     assert out.count("stopped early by EarlyStopping on val/loss") == 1
     assert "nothing was left" not in out
     out, _ = console.printed("fit --resume r --trainer.callbacks.patience 2")
-    assert checkpoint("r")["global_step"] == 12
+    assert checkpoint("r")["global_step"] == 12 and "stopped early" in out
+    out, _ = console.printed(f"{line} --trainer.max_epochs 2 --run_dir s")  # both end it
+    assert "stopped early" in out and "fit --resume" in out
 
 
 def test_nothing_is_left_to_train(run_copy: Path, console: Console) -> None:

@@ -103,7 +103,11 @@ def test_training_continues_without_w_and_b(key: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name, value, found",
-    [("WANDB_MODE", "banana", "'offline'"), ("WANDB_PROJECT", "a/b", "project name 'a/b'")],
+    [
+        ("WANDB_MODE", "banana", "mode"),
+        ("WANDB_PROJECT", "a/b", "project name 'a/b'"),
+        ("WANDB__SKIP_TRANSACTION_LOG", "true", "the settings"),
+    ],
 )
 def test_settings_that_w_and_b_refuses(name: str, value: str, found: str, tmp_path: Path) -> None:
     code = f"import os; os.environ.update(WANDB_MODE='offline'); os.environ[{name!r}] = {value!r}"
