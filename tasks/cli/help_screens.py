@@ -347,9 +347,7 @@ def format_value(value: Any) -> str:
 
 def first_sentence(text: str) -> str:
     """The first sentence or clause of a help text, on one line, without parentheses."""
-    line = " ".join(text.split())
-    while (shorter := re.sub(r" \([^()]*\)", "", line)) != line:
-        line = shorter
+    line = re.sub(r" \((?:[^()]|\([^()]*\))*\)", "", " ".join(text.split()))  # also nested
     for end in (". ", "; "):
         line = line.partition(end)[0]
     return line if line.endswith("...") else line.removesuffix(".")

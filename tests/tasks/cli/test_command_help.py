@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 from tasks.cli.app import TASKS, app, load
+from tasks.cli.help_screens import first_sentence
 from tasks.lab.__main__ import main as lab
 from tasks.lm.generate import GenerateOptions
 from tests.helpers.command import Capture, Console, Patch
@@ -48,3 +49,15 @@ def test_help_of_a_lab(line: str, capsys: Capture, monkeypatch: Patch) -> None:
     assert lines[0].endswith(f" {command} {argument} [options]") and "[-" not in lines[0]
     assert any(line.split()[:1] == [argument] for line in lines[1:])
     assert any("--jobs 1 " in line for line in lines) == (command == "run")
+
+
+@pytest.mark.parametrize(
+    "text, first",
+    [
+        ("Ranks by length (as in f(x), g (Wu 2016)); above 0: longer.", "Ranks by length"),
+        ("Names of the columns 1, 2, ...", "Names of the columns 1, 2, ..."),
+        ("Beams (Graves\n 2012). More are slower.", "Beams"),
+    ],
+)
+def test_the_first_sentence_is_whole_without_parentheses(text: str, first: str) -> None:
+    assert first_sentence(text) == first
