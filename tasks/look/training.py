@@ -213,7 +213,7 @@ class TrainingLook(Callback):
             write_csv(
                 self.folder / "curves.csv",
                 ["step", *self.curves],
-                [self.steps, *self.curves.values()],
+                [self.steps, *([f"{y:.6g}" for y in line] for line in self.curves.values())],
             )
             for view in curves:
                 save_figure(draw_lines(view), self.folder / view.title.replace(" ", "-"))

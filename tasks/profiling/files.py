@@ -23,7 +23,7 @@ def write_profile(found: Profile, folder: Path) -> None:
         (
             *(point.axis, point.value, point.tokens, point.batch, point.parameters),
             *(*point.flops, point.activations, point.training_bytes),
-            *(point.inference, point.training),
+            *(time and f"{time:.6g}" for time in (point.inference, point.training)),
         )
         for point in found.points
     ]

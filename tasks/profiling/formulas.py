@@ -37,7 +37,7 @@ class Formula:
         names = dict.fromkeys((*self.terms, *other.terms))
         return Formula({name: self.terms.get(name, 0) + other.terms.get(name, 0) for name in names})
 
-    def __mul__(self, factor: int) -> "Formula":
+    def __mul__(self, factor: Fraction | int) -> "Formula":
         return Formula({name: factor * value for name, value in self.terms.items()})
 
     def renamed(self, before: str, after: str) -> "Formula":
@@ -80,6 +80,7 @@ class Part:
             and convolutions count, each multiplication with its addition as 2.
         blocks: Number of blocks that have this part.
         once: Further parameters outside of the blocks.
+        flops_once: Further FLOP, or with a minus those that the last block saves.
         fixed_inputs: FLOP whose inputs need no gradient, such as pixels: their backward pass takes
             as much as the forward pass, all others twice as much.
     """
@@ -89,6 +90,7 @@ class Part:
     flops: Formula = field(default_factory=Formula)
     blocks: int = 1
     once: Formula = field(default_factory=Formula)
+    flops_once: Formula = field(default_factory=Formula)
     fixed_inputs: Formula = field(default_factory=Formula)
 
     def parameter_count(self, sizes: Mapping[str, int]) -> int:
@@ -96,6 +98,10 @@ class Part:
 
     def forward_flops(self, sizes: Mapping[str, int]) -> int:
         """FLOP of the forward pass for one sample."""
+        return self.full_flops(sizes) + self.flops_once.value(sizes)
+
+    def full_flops(self, sizes: Mapping[str, int]) -> int:
+        """The same if the last block saved nothing."""
         return self.blocks * self.flops.value(sizes)
 
     def training_flops(self, sizes: Mapping[str, int]) -> int:
@@ -106,7 +112,7 @@ class Part:
         """The part with other symbols in its formulas, as `Formula.renamed`."""
         formulas = {
             name: getattr(self, name).renamed(before, after)
-            for name in ("parameters", "flops", "once", "fixed_inputs")
+            for name in ("parameters", "flops", "once", "flops_once", "fixed_inputs")
         }
         return replace(self, **formulas)
 
@@ -116,7 +122,7 @@ class Part:
 
     @property
     def flops_text(self) -> str:
-        return _repeated(self.blocks, self.flops, Formula())
+        return _repeated(self.blocks, self.flops, self.flops_once)
 
 
 def _repeated(blocks: int, formula: Formula, once: Formula) -> str:
@@ -124,7 +130,7 @@ def _repeated(blocks: int, formula: Formula, once: Formula) -> str:
     if blocks == 1 or not formula.terms:
         return str(formula + once)
     inside = f"({formula})" if len(formula.terms) > 1 else str(formula)
-    return f"{blocks} · {inside}" + (f" + {once}" if once.terms else "")
+    return f"{blocks} · {inside}" + (f" + {once}".replace("+ -", "- ") if once.terms else "")
 
 
 def block_formulas(parts: Iterable[Part]) -> dict[str, Formula]:
@@ -240,34 +246,38 @@ def stack_parts(stack: StackConfig, rows: int = 1, once: Formula = NOTHING) -> l
     return parts
 
 
-def skipped_parts(stack: StackConfig, num_read: int | None) -> list[Part]:
-    """FLOP that the last block saves if only the first `num_read` tokens are used; None: all are.
+def without_skipped(parts: list[Part], stack: StackConfig, num_read: int | None) -> list[Part]:
+    """The parts without FLOP that the last block saves if only `num_read` tokens are used.
 
     Queries, keys and values are computed for all tokens; scores, the output projection and the
-    feed-forward layer are not.
+    feed-forward layer are not. None: all tokens are used.
     """
     if num_read is None or stack.order == "mixer" or stack.norm == "batchnorm":
-        return []
+        return parts
     sizes = stack.resolved
     queries = Fraction(stack.heads * sizes.head_dim, stack.width)  # of all heads, over d
     values = Fraction(stack.heads * sizes.value_dim, stack.width)
     matrices = 3 if stack.feedforward in GATED else 2
-    weights = 2 * (values + matrices * Fraction(sizes.mlp_width, stack.width))
-    scores = 2 * (queries + values)
-    saved = {"T d²": -weights, "T² d": -scores, "d²": num_read * weights, "T d": num_read * scores}
-    return [Part("skipped in last block", flops=Formula(saved))]
+    hidden = matrices * Fraction(sizes.mlp_width, stack.width)
+    saved = {
+        "attention projections": Formula({"T d²": -2 * values, "d²": 2 * num_read * values}),
+        "attention scores": Formula({"T² d": -1, "T d": num_read}) * (2 * (queries + values)),
+        "feed-forward": Formula({"T d²": -2 * hidden, "d²": 2 * num_read * hidden}),
+    }
+    return [replace(part, flops_once=saved.get(part.name, NOTHING)) for part in parts]
 
 
 def crossover(parts: Iterable[Part], sizes: Mapping[str, int]) -> float | None:
     """Tokens from which the scores of attention take more FLOP than all else in the blocks.
 
-    Those of a sample, T, or of a window, A. None: there is no attention.
+    Those of a sample, T, or of a window, A, in blocks that compute all of them. None: there is no
+    attention.
     """
     scores = 0
     others = 0
     for part in parts:
         if part.name.endswith("scores"):
-            scores += part.forward_flops(sizes)
+            scores += part.full_flops(sizes)
         elif part.name.endswith(("projections", "feed-forward")):
-            others += part.forward_flops(sizes)
+            others += part.full_flops(sizes)
     return sizes.get("A", sizes["T"]) * others / scores if scores else None

@@ -20,7 +20,7 @@ from modules.models.seq2seq import Seq2SeqConfig
 from modules.models.vit import ViTConfig
 from modules.patch_embedding import channel_steps
 from modules.pooling import POOLINGS
-from tasks.profiling.formulas import Formula, Part, norm_parameters, skipped_parts, stack_parts
+from tasks.profiling.formulas import Formula, Part, norm_parameters, stack_parts, without_skipped
 
 Parts = tuple[list[Part], dict[str, int]]
 MASKED = 0.15  # of the tokens are predicted by a masked language model (Devlin 2019)
@@ -96,7 +96,7 @@ def vit_parts(config: ViTConfig, length: int) -> Parts:
     head = Formula({"K d": 1, "K": 1})
     if config.norm_after_pool:
         head += norm_parameters(config.stack)
-    found += skipped_parts(config.stack, config.num_read)
+    found = without_skipped(found, config.stack, config.num_read)
     found += [part.renamed("T", "N") for part in pooling_parts(config.pool)]
     return [*found, Part("head", head * heads, Formula({"K d": 2 * heads}))], sizes
 
@@ -118,8 +118,7 @@ def autoencoder_parts(config: MAEConfig, length: int) -> Parts:
     decoder = [
         Part("mask token", Formula({"d": 1})),
         *position_parts(config.position, config.position_options, stack, axes=2),
-        *stack_parts(stack),
-        *skipped_parts(stack, config.prefix_tokens + sizes["S"]),
+        *without_skipped(stack_parts(stack), stack, config.prefix_tokens + sizes["S"]),
         Part("head", Formula({"C P² d": 1, "C P²": 1}), Formula({"S C P² d": 2})),
     ]
     if config.stem == "patch":  # other stems compute all patches
@@ -210,7 +209,7 @@ def encoder_parts(config: BertConfig, length: int) -> Parts:
 def classifier_parts(config: BertConfig, length: int) -> Parts:
     """Parts of a classifier of texts of `length` tokens."""
     found, sizes = encoder_parts(config, length)
-    found += skipped_parts(config.stack, POOLINGS[config.pool].num_read)
+    found = without_skipped(found, config.stack, POOLINGS[config.pool].num_read)
     found += pooling_parts(config.pool)
     if config.pooler != "none":
         found.append(Part("pooler", Formula({"d²": 1, "d": 1}), Formula({"d²": 2})))

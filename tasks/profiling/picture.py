@@ -84,7 +84,7 @@ def draw_flops(found: Profile, turn: float, panel: Any) -> None:
             found.sizes | {name: size * n // growing[symbol] for name, size in growing.items()}
             for n in lengths
         ]
-        values = [sum(part.forward_flops(one) for part in chosen) / one["T"] for one in sizes]
+        values = [sum(part.full_flops(one) for part in chosen) / one["T"] for one in sizes]
         panel.plot(lengths, values, label=name)
     panel.axvline(turn, color="grey", linestyle=":", label=f"equal at {symbol} = {turn:,.0f}")
     panel.axvline(found.sizes[symbol], color="black", linewidth=0.8, label="this profile")

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from modules.init import INITS
 from modules.models.swin import SWIN_PRESETS
 from modules.norm import NORMS
 from modules.windows import RELATIVE_BIASES, TableBias
 from tasks.profiling.command import ProfileOptions, variants_without_formula, why_not_measured
+from tasks.profiling.counting import on_meta
+from tasks.profiling.networks import NETWORKS
 from tasks.profiling.report import Profile, crossover_sentence
 from tasks.profiling.timing import Point
 from tests.helpers.command import Console, Patch
@@ -70,9 +74,33 @@ def test_the_largest_part_is_named(console: Console) -> None:
         name = max(amounts, key=lambda part: amounts[part])
         share = amounts[name] / sum(amounts.values())
         assert f"most {what}: {name} ({share:.0%})" in sentence
+    with open("out/profile.csv", newline="") as file:  # short times have as many digits as others
+        rows = {int(row["tokens"]): float(row["inference_s"]) for row in csv.DictReader(file)}
+    times = {one["tokens"]: one["inference_s"] for one in found["points"]}
+    assert rows == pytest.approx(times, rel=1e-5)
     (times,) = [one["inference_parts_s"] for one in found["points"] if one["tokens"] == 64]
     name = max(times, key=lambda part: times[part])
     assert f"most time of inference: {name} ({times[name] / sum(times.values()):.0%})" in sentence
+
+
+@pytest.mark.parametrize(("task", "name"), [("bert", "tiny"), ("vit", "base")])
+def test_parts_have_the_flop_that_pytorch_counts(task: str, name: str) -> None:
+    """The last block computes little but keys and values, for the class token only."""
+    network = NETWORKS[task]
+    config = network.fill(network.presets[name], 50, 32)
+    parts, sizes = network.parts(config, 32)
+    expected = {part.name: part.forward_flops(sizes) for part in parts}
+    net = on_meta(network, config)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        network.outputs(net, *network.inputs(config, 1, 32, "meta"))
+    found = dict.fromkeys(("attention", "feedforward"), 0)
+    for module, counts in counter.get_flop_counts().items():
+        last = module.rpartition(".")[2]
+        if last in found:
+            found[last] += sum(counts.values())
+    assert found["feedforward"] == expected["feed-forward"]
+    both = expected["attention projections"] + expected["attention scores"]
+    assert found["attention"] == both
 
 
 def test_memory_of_each_size_is_counted(console: Console) -> None:

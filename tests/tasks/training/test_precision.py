@@ -2,6 +2,7 @@
 number stops a run, or leaves a step out.
 """
 
+import csv
 import math
 import warnings
 from pathlib import Path
@@ -112,6 +113,21 @@ def test_few_steps(case: str, precision: str, monkeypatch: Patch) -> None:
     assert {value.dtype for value in weights if value.is_floating_point()} == {kept}
     for command in AFTER[case]:
         assert run(f"{command} --ckpt_path r/checkpoints/best.ckpt", task) == 0
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
+def test_numbers_to_predict_are_not_rounded(precision: str) -> None:
+    """They are beyond float16, and bfloat16 would have one of their values only."""
+    numbers = [f"{number}.5" for number in range(70000, 70060)]
+    rows = [f"film {number},{number}" for number in numbers]
+    Path("numbers.csv").write_text("\n".join(["text,label", *rows]))
+    line = f"fit {TINY['bert']} {FEW_STEPS} --data.path numbers.csv --model.problem_type regression"
+    assert run(f"{line} --trainer.precision {precision} --run_dir r", "bert") == 0
+    assert all(map(math.isfinite, logged("r")))
+    with open("r/predictions.csv", newline="") as file:
+        tested = [row["label"] for row in csv.DictReader(file)]
+    assert tested and set(tested) <= set(numbers)
+    assert Path("r/predicted.png").exists()
 
 
 LONG = {
