@@ -38,15 +38,17 @@ class SourceOptions(HubOptions):
     label_separator: str = ","
     val_fraction: float = 0.1
     split_seed: int = 0
-    class_names: list[str | int | float | bool] | None = None
+    # YAML reads [1, 2.5] as numbers. What is no name is refused here, with advice.
+    class_names: list[str | int | float | bool | list | dict | None] | None = None
 
     def __post_init__(self) -> None:
-        if self.class_names is not None:  # YAML reads [1, 2.5] as numbers
+        if self.class_names is not None:
             for name in self.class_names:
-                if isinstance(name, bool):
+                if name is None or isinstance(name, bool | list | dict):
                     raise UsageError(
                         f"--data.dataset.class_names has {name}: YAML reads no, yes, off, on, "
-                        "false and true without quotes as booleans. Quote such names: "
+                        "false and true without quotes as booleans, null and ~ as nothing, and "
+                        "brackets and colons as lists and mappings. Quote such names: "
                         "\"['no', 'yes']\"."
                     )
             object.__setattr__(self, "class_names", [str(name) for name in self.class_names])

@@ -19,8 +19,14 @@ TAG = "tag:yaml.org,2002:"
 SECTIONS = ("trainer", "model", "data", "checkpoint")
 
 
+# Numbers of YAML 1.1 that hardly anybody means: 010 is 8, and 1:30 is 90.
+SURPRISING = re.compile(r"[-+]?0[0-7_]+|.*:.*")
+# YAML 1.2 and jsonargparse read 1e3 as a number; PyYAML does not, and would not quote it.
+NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)[eE][-+]?\d+$")
+
+
 class Loader(yaml.SafeLoader):
-    """YAML in which dates are texts, and no mapping has a key twice."""
+    """YAML in which dates are texts, no mapping has a key twice, and numbers are what they seem."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in patterns if tag != f"{TAG}timestamp"]
@@ -37,12 +43,37 @@ class Loader(yaml.SafeLoader):
                 seen.add((key.tag, key.value))
         return node
 
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        node = super().compose_node(parent, index)
+        is_number = node is not None and node.tag in (f"{TAG}int", f"{TAG}float")
+        # The value of an option alone may be a text.
+        if parent is not None and is_number and SURPRISING.fullmatch(node.value):
+            number = self.construct_object(node)
+            raise yaml_error(node, f"{node.value} would be the number {number}: quote it")
+        return node
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError) as error:
             kind = node.tag.removeprefix(TAG)
             raise yaml_error(node, f"{format_value(node.value)} is not of type {kind}") from error
+
+
+class Dumper(yaml.SafeDumper):
+    """YAML whose texts are quoted if any version of YAML would read them as numbers."""
+
+
+Dumper.add_implicit_resolver(f"{TAG}float", NUMBER, [*"-+.0123456789"])
+
+
+def dump_yaml(value: Any, **style: Any) -> str:
+    """The YAML of a value; `style` as of `yaml.dump`.
+
+    >>> dump_yaml(["1e3", 1000.0])
+    "['1e3', 1000.0]\\n"
+    """
+    return yaml.dump(value, Dumper=Dumper, **{"default_flow_style": None, **style})
 
 
 def yaml_error(node: yaml.Node, why: str) -> yaml.YAMLError:

@@ -8,8 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from datamodules.sources import Source
 from datamodules.utils.files import may_hold
 from tasks.base import Task
@@ -18,7 +16,7 @@ from tasks.checkpoints.reading import KEY, best_checkpoint, read_checkpoint
 from tasks.checkpoints.resume import read_run, run_folder
 from tasks.checkpoints.weights import PRETRAINED
 from tasks.cli.app import App, load, program
-from tasks.cli.config_files import in_yaml, read_config
+from tasks.cli.config_files import dump_yaml, in_yaml, read_config
 from tasks.cli.help_screens import take_help
 from tasks.cli.parsing import (
     arguments_name_data,
@@ -143,7 +141,7 @@ class Invocation:
         if saved and "--data.path" in self.on_command_line:
             saved = merge_options(saved, {"data": {"source": None}})  # as the new path shows
         if saved:
-            configs.append((origin, saved, yaml.safe_dump))
+            configs.append((origin, saved, dump_yaml))
         others = []
         for argument in arguments:
             name, _, value = argument.partition("=")

@@ -16,7 +16,10 @@ import difflib
 import re
 from collections.abc import Callable, Collection
 
+import yaml
+
 from tasks.cli.app import TRUST
+from tasks.cli.config_files import load_yaml, yaml_problem
 from tasks.errors import unknown_option
 
 UNKNOWN_OPTION = (
@@ -122,6 +125,7 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     argument = re.search(r"--(\w+) is missing", reason)
     if argument and (found := re.search(CLASS_WITHOUT.format(argument[1]), value)):
         return f"--{key} {found[1]} needs --{key}.{argument[1]}"
+    invalid = yaml_hint(value)
     value = value[:200] or "''"
     types = re.findall(EXPECTED_TYPE, reason)
     choices = [choice for *_, literal in types for choice in re.findall(r"[\w.-]+", literal)]
@@ -132,7 +136,7 @@ def wrong_value(key: str, reason: str, value: str) -> str:
     names = list(dict.fromkeys(names + choices))
     expected = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     close = difflib.get_close_matches(value, choices, 1)
-    hint = f": did you mean {close[0]}?" if close else ""
+    hint = f": did you mean {close[0]}?" if close else invalid
     base_class = re.search(r"Subtypes: \[.*?<class '[a-z_.]+\.([A-Z]\w+)'>", reason)
     if base_class:
         # An argument of the class that was named, or a name that is not such a class.
@@ -143,3 +147,17 @@ def wrong_value(key: str, reason: str, value: str) -> str:
         expected = f"{what} of a {base_class[1]}"
         hint = f" ({inner[1]})" if inner else ""
     return f"--{key} {value}: must be {expected or 'another value'}{hint}"
+
+
+def yaml_hint(value: str) -> str:
+    """Why a list or mapping is not valid YAML; nothing if it is.
+
+    >>> yaml_hint("[1, 010]")
+    ' (line 1: 010 would be the number 8: quote it)'
+    """
+    if value.startswith(("[", "{")):
+        try:
+            load_yaml(value)
+        except yaml.YAMLError as error:
+            return f" ({yaml_problem(error)})"
+    return ""

@@ -10,7 +10,6 @@ from typing import Any, BinaryIO
 
 import pytorch_lightning as pl
 import torch
-import yaml
 from pytorch_lightning.callbacks import Callback, Timer
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_warn
@@ -19,6 +18,7 @@ from datamodules.utils.files import write_text
 from modules.kernels.cpu import NAME, kernels
 from tasks import __version__
 from tasks.base import Task
+from tasks.cli.config_files import dump_yaml
 from tasks.lightning_patches import is_accumulating
 from tasks.options import flat
 from tasks.tracking.metrics_csv import MetricsCSV, read_rows
@@ -235,7 +235,7 @@ class RunRecord(Callback):
         for change in self.changes:
             print(f"changed for the rest of the run: {change}")
         options = pl_module.resolved_options()
-        text = yaml.safe_dump(options, sort_keys=False, default_flow_style=None, width=120)
+        text = dump_yaml(options, sort_keys=False, width=120)
         write_text(self.folder / "config.yaml", text)
         pl_module.save_files(self.folder)
         others = [logger for logger in trainer.loggers if not isinstance(logger, MetricsCSV)]

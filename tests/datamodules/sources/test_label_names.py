@@ -66,8 +66,8 @@ def test_names_may_be_numbers_that_are_other_labels() -> None:
     assert classes_of(table("some.csv", [1, 2]), trained) == {(1, 1), (2, 2)}
 
 
-@pytest.mark.parametrize("name", [False, True])
-def test_names_that_yaml_takes_for_booleans_are_refused(name: bool) -> None:
+@pytest.mark.parametrize("name", [False, True, None, ["b"], {"b": "c"}], ids=str)
+def test_names_that_yaml_does_not_take_for_texts_are_refused(name: Any) -> None:
     with pytest.raises(UsageError, match="quotes"):
         TextDatasetOptions(class_names=["a", name])
 

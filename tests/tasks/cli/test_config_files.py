@@ -1,10 +1,12 @@
 """Config files: what is wrong in them is named in one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tasks.checkpoints.reading import KEY
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint
 from tests.helpers.tiny import FEW_STEPS, SHORT
@@ -36,6 +38,8 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
     "trainer: *there": "there",
     "seed_everything: abc": "--seed_everything",
     "help: true": "help",
+    "data: {dataset: {class_names: [010, b]}}": "line 1: 010 would be the number 8: quote it",
+    "data: {dataset: {class_names: [a, 1:30]}}": "line 1: 1:30 would be the number 90",
     "# nothing": "",
     "trainer: {max_epochs: 1}\n---\ntrainer: {}": "line 2",
 }
@@ -64,6 +68,33 @@ def test_good_config_files() -> None:
     config = yaml.safe_load(Path("r/config.yaml").read_text())
     assert config["model"]["net"]["stack"]["width"] == 32
     assert config["model"]["optimizer"]["lr"] == 1e-4
+
+
+def test_texts_that_look_like_numbers_stay_texts(console: Console) -> None:
+    """YAML has several rules for what is a number; a run keeps what it was given."""
+    names = ["a", "1e3", "7e05"]
+    rows = [f"word {name},{name}" for name in names] * 20
+    Path("7e3").mkdir()
+    Path("7e3/train.csv").write_text("\n".join(["text,1e5", *rows]))
+    given = "--data.dataset.class_names=\"['a','1e3','7e05']\" --data.dataset.label_column 1e5"
+    line = f"fit --preset tiny {FEW_STEPS} --data.path 7e3 --run_dir"
+    assert run(f"{line} r {given}", "bert") == 0
+    assert run("test --ckpt_path r", "bert") == 0
+    assert run("fit --resume r --trainer.max_epochs 2", "bert") == 0
+    out, _ = console.printed("predict --ckpt_path r --text word", "bert")
+    assert set(re.findall(r"(\w+) 0\.\d+", out)) == {*names}
+    assert run(f"{line} again --config r/config.yaml --trainer.max_epochs 1", "bert") == 0
+    assert checkpoint("again")[KEY]["metadata"]["class_names"] == names
+
+
+NO_TEXTS = {"[a,null]": "None", "[a,b: c]": "{'b': 'c'}", "[a,[b]]": "['b']", "[a,010]": "number 8"}
+
+
+@pytest.mark.parametrize(("names", "named"), NO_TEXTS.items())
+def test_names_that_yaml_does_not_read_as_texts(names: str, named: str, console: Console) -> None:
+    Path("two.csv").write_text("\n".join(["text,label", *["word,0", "text,1"] * 20]))
+    line = f"fit --preset tiny --data.path two.csv --data.dataset.class_names '{names}'"
+    console.refused(line, "--data.dataset.class_names", named, task="bert")
 
 
 def test_names_with_dots_are_those_of_sections() -> None:
