@@ -29,7 +29,8 @@ from tasks.training.seeds import States, random_states, set_random_states
 def use_exact_loops(trainer: Trainer) -> Trainer:
     """The same trainer with the loops below, and without Lightning's signal handlers.
 
-    Batches stay as they are: with bf16-true, Lightning would round labels that are numbers, too.
+    Batches stay as they are: with bf16-true, Lightning would round labels that are numbers, as
+    FSDP still does.
 
     Processes that it launches have SIGTERM and SIGINT blocked until they handle them: a signal to
     all would end one that is still starting, and Lightning then kills the others. `SIGNALS` ends

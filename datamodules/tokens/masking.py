@@ -102,7 +102,7 @@ class Masker:
     def _random(tokens: Tensor, seeds: list[int] | None) -> Tensor:
         """Three uniform random numbers for each token: (B, N) -> (3, B, N)."""
         if seeds is None:
-            return torch.rand(3, *tokens.shape, device=tokens.device)
+            return torch.rand(3, *tokens.shape, dtype=torch.float32, device=tokens.device)
         rows = rand_of_seeds(seeds, tokens.shape[1], 3)  # (B, N, 3)
         return rows.to(tokens.device).movedim(2, 0)  # (3, B, N)
 

@@ -26,7 +26,7 @@ NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d+)[eE][-+]?\d+$")
 
 
 class Loader(yaml.SafeLoader):
-    """YAML in which dates are texts, no mapping has a key twice, and numbers are what they seem."""
+    """YAML in which dates are texts. It refuses keys that are given twice, and `SURPRISING`."""
 
     yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in patterns if tag != f"{TAG}timestamp"]
@@ -45,8 +45,8 @@ class Loader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         node = super().compose_node(parent, index)
-        is_number = node is not None and node.tag in (f"{TAG}int", f"{TAG}float")
-        # The value of an option alone may be a text.
+        is_number = isinstance(node, yaml.ScalarNode) and node.tag in (f"{TAG}int", f"{TAG}float")
+        # Without a parent it is all of an option's value, such as the time 1:00:00:00.
         if parent is not None and is_number and SURPRISING.fullmatch(node.value):
             number = self.construct_object(node)
             raise yaml_error(node, f"{node.value} would be the number {number}: quote it")
@@ -55,13 +55,13 @@ class Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, IndexError) as error:
             kind = node.tag.removeprefix(TAG)
             raise yaml_error(node, f"{format_value(node.value)} is not of type {kind}") from error
 
 
 class Dumper(yaml.SafeDumper):
-    """YAML whose texts are quoted if any version of YAML would read them as numbers."""
+    """YAML whose texts are quoted if PyYAML or jsonargparse would read them as anything else."""
 
 
 Dumper.add_implicit_resolver(f"{TAG}float", NUMBER, [*"-+.0123456789"])

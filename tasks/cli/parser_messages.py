@@ -160,4 +160,6 @@ def yaml_hint(value: str) -> str:
             load_yaml(value)
         except yaml.YAMLError as error:
             return f" ({yaml_problem(error)})"
+        except RecursionError:
+            return ""
     return ""

@@ -77,7 +77,7 @@ class MAETask(ImageTask):
         size = (len(images), self.net.config.num_patches)
         if training:
             images = self.augment(images)
-            noise = torch.rand(size, device=images.device)
+            noise = torch.rand(size, dtype=torch.float32, device=images.device)
         else:
             noise = rand_of_seeds(evaluation_seeds(batch["index"]), size[1]).to(images.device)
         kept, masked = self.net.split(noise)  # (B, K), (B, M)

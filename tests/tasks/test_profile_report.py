@@ -83,9 +83,11 @@ def test_the_largest_part_is_named(console: Console) -> None:
     assert f"most time of inference: {name} ({times[name] / sum(times.values()):.0%})" in sentence
 
 
-@pytest.mark.parametrize(("task", "name"), [("bert", "tiny"), ("vit", "base")])
+@pytest.mark.parametrize(
+    ("task", "name"), [("bert", "tiny"), ("vit", "base"), ("vit", "deit_tiny")]
+)
 def test_parts_have_the_flop_that_pytorch_counts(task: str, name: str) -> None:
-    """The last block computes little but keys and values, for the class token only."""
+    """The last block computes little but keys and values, for the tokens that are read."""
     network = NETWORKS[task]
     config = network.fill(network.presets[name], 50, 32)
     parts, sizes = network.parts(config, 32)

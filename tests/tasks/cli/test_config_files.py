@@ -35,6 +35,8 @@ CONFIGS = {  # the content of a file, and what the sentence names beside the fil
     "model: {optimizer: {lr: 1}}\nmodel.optimizer.lr: 2": "model.optimizer.lr is given twice",
     "trainer: {callbacks: [{class_path: A, class_path: B}]}": "line 1: 'class_path'",
     "trainer: {max_epochs: !!int abc}": "line 1: 'abc'",
+    "trainer: {max_epochs: !!int [1]}": "line 1",
+    "trainer: {max_epochs: !!int ''}": "line 1: ''",
     "trainer: *there": "there",
     "seed_everything: abc": "--seed_everything",
     "help: true": "help",

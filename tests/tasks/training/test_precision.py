@@ -4,6 +4,7 @@ number stops a run, or leaves a step out.
 
 import csv
 import math
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from modules.norm import NORMS
 from tasks.base import Task
 from tasks.vit.task import ViTTask
 from tests.helpers.cases import CASES, assert_same, fill, first, signal_at
-from tests.helpers.command import Capture, Patch, run
+from tests.helpers.command import Capture, Console, Patch, run
 from tests.helpers.faults import scale_gradients
 from tests.helpers.forked import Server
 from tests.helpers.results import checkpoint, logged
@@ -113,6 +114,16 @@ def test_few_steps(case: str, precision: str, monkeypatch: Patch) -> None:
     assert {value.dtype for value in weights if value.is_floating_point()} == {kept}
     for command in AFTER[case]:
         assert run(f"{command} --ckpt_path r/checkpoints/best.ckpt", task) == 0
+
+
+@pytest.mark.usefixtures("data")
+@pytest.mark.parametrize("task", ["mae", "mlm"])
+def test_evaluations_in_64_bits_hide_the_same(task: str, console: Console) -> None:
+    assert run(f"fit {RUNS[task]} {FEW_STEPS} --run_dir r", task) == 0
+    line = "test --ckpt_path r --trainer.limit_test_batches 1 --trainer.precision"
+    printed = [console.printed(f"{line} {precision}", task)[0] for precision in (32, "64-true")]
+    losses = [float(re.findall(r"test/loss\W+([\d.]+)", out)[0]) for out in printed]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
 
 
 @pytest.mark.parametrize("precision", ["bf16-true", "16-true"])
