@@ -101,7 +101,7 @@ class Part:
         return self.full_flops(sizes) + self.flops_once.value(sizes)
 
     def full_flops(self, sizes: Mapping[str, int]) -> int:
-        """The same if the last block saved nothing."""
+        """FLOP of the forward pass for one sample if the last block computes all tokens."""
         return self.blocks * self.flops.value(sizes)
 
     def training_flops(self, sizes: Mapping[str, int]) -> int:
