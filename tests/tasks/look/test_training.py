@@ -193,6 +193,19 @@ def test_texts(task: str, options: str, runs: Path, monkeypatch: pytest.MonkeyPa
     assert values["step"] == [1, 2] and min(values["gradient norm/layer 1"]) > 0
 
 
+def test_small_gradient_norms_keep_their_digits(tmp_path: Path) -> None:
+    """A resumed run writes the curves of its checkpoint, too."""
+    folder = fit("--look_every 2", "vit")
+    path = folder / "checkpoints/last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    kept = saved["callbacks"]["TrainingLook"]["curves"]
+    kept["gradient norm/layer 0"] = [1.23456e-8 for _ in kept["gradient norm/layer 0"]]
+    torch.save(saved, path)
+    assert run(f"fit --resume {folder} --trainer.max_epochs 2") == 0
+    norms = curves(folder)["gradient norm/layer 0"]
+    assert norms[:2] == [1.23456e-8] * 2 and len(norms) == 4 and norms[2] > 1e-6
+
+
 def test_gradient_norms_are_those_before_clipping(tmp_path: Path) -> None:
     options = "--look_every 1 --trainer.log_every_n_steps 1 --model.optimizer.gradient_clip 0.01"
     folder = fit(f"{options} --model.optimizer.layer_grad_norms true", "vit")
