@@ -206,6 +206,12 @@ class Tokenizer:
         """Whether tokens are single characters."""
         return self.kind == "character"
 
+    @property
+    def lowercases(self) -> bool:
+        """Whether texts are lowercased before they are split into tokens."""
+        normalizer = self._backend.normalizer
+        return normalizer is not None and "A" not in normalizer.normalize_str("A")
+
     def first_unknown_character(self, texts: Iterable[str]) -> str | None:
         """The first character of some texts that a character-level vocabulary lacks."""
         known: set[str] = set()

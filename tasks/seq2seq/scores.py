@@ -33,12 +33,13 @@ class ScoredTranslation(NamedTuple):
 
 
 class TranslationScores(Metric):
-    """BLEU (Papineni 2002), chrF (Popović 2015) and exact matches of raw, cased texts.
+    """BLEU (Papineni 2002), chrF (Popović 2015) and exact matches of raw texts.
 
     BLEU and chrF are sacrebleu's (Post 2018), from 0 to 100; `signatures` has its options.
 
     Args:
         language: Of the translations, such as "de", "zh-CN" or "zho_Hans".
+        lowercase: Compare lowercased texts.
 
     Attributes:
         found: Translations of the last `compute`, in the order of the data.
@@ -48,11 +49,12 @@ class TranslationScores(Metric):
     names = ("bleu", "chrf", "exact")
     texts: list[Tensor]
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, language: str, lowercase: bool = False) -> None:
         super().__init__()
         code = re.split("[-_]", language.lower())[0]
-        self.bleu = BLEU(tokenize=BLEU_TOKENIZERS.get(code, "13a"))
-        self.chrf = CHRF()
+        self.lowercase = lowercase
+        self.bleu = BLEU(lowercase, tokenize=BLEU_TOKENIZERS.get(code, "13a"))
+        self.chrf = CHRF(lowercase=lowercase)
         self.add_state("texts", [], dist_reduce_fx="cat")  # uint8 (bytes,): JSON, a line each
         self.found: list[ScoredTranslation] = []
         self.reset()
@@ -82,11 +84,14 @@ class TranslationScores(Metric):
         if self.found:
             texts = [row.text for row in self.found]
             references = [row.reference for row in self.found]
-            pairs = zip(texts, references, strict=True)
             scores["bleu"] = self.bleu.corpus_score(texts, [references]).score
             scores["chrf"] = self.chrf.corpus_score(texts, [references]).score
-            scores["exact"] = sum(a.split() == b.split() for a, b in pairs) / len(texts)
+            pairs = zip(map(self.words, texts), map(self.words, references), strict=True)
+            scores["exact"] = sum(text == reference for text, reference in pairs) / len(texts)
         return {name: torch.tensor(score) for name, score in scores.items()}
+
+    def words(self, text: str) -> list[str]:
+        return (text.lower() if self.lowercase else text).split()
 
     @property
     def unfinished(self) -> int:

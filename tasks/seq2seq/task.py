@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,9 @@ class Seq2SeqTask(TextTask):
         callbacks = super().configure_callbacks()
         return callbacks if self.average is None else [*callbacks, LastWeights(self.average)]
 
-    def configure_model(self) -> None:
-        super().configure_model()
-        self.tokenizer = PairTokenizer.from_metadata(self.metadata)
+    @cached_property
+    def tokenizer(self) -> PairTokenizer:
+        return PairTokenizer.from_metadata(self.metadata)
 
     @property
     def language(self) -> str:
@@ -144,8 +145,12 @@ class Seq2SeqTask(TextTask):
         return [*super().train_metrics(), "tokens_per_s"]
 
     def make_metrics(self) -> dict[str, Metric]:
-        """Accuracy of next tokens; BLEU, chrF and exact matches of translations."""
-        return {"acc": MeanOf("acc"), "scores": TranslationScores(self.language)}
+        """Accuracy of next tokens; BLEU, chrF and exact matches of translations.
+
+        Those of a tokenizer that lowercases are compared with lowercased references.
+        """
+        scores = TranslationScores(self.language, self.tokenizer.target.lowercases)
+        return {"acc": MeanOf("acc"), "scores": scores}
 
     def derived(self, values: Mapping[str, Tensor], split: str) -> dict[str, Tensor]:
         """Perplexity of the references."""

@@ -70,6 +70,14 @@ def test_a_special_token_that_is_typed_stays_text(kind: str, lowercase: bool) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_lowercases(kind: str) -> None:
+    for lowercase in (True, False):
+        tokenizer = trained(kind, lowercase=lowercase)
+        assert tokenizer.lowercases is lowercase
+        assert Tokenizer.from_json(tokenizer.to_json()).lowercases is lowercase
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_unknown_text_and_case(kind: str) -> None:
     tokenizer = trained(kind)
     unk = tokenizer.special_ids.unk

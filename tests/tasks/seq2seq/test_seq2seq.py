@@ -83,6 +83,19 @@ def test_metrics_are_those_of_the_texts(translator: Path, console: Console) -> N
     assert f"{found['test/bleu']:.4f}" in out and found["chrf_signature"] in out
 
 
+def test_a_lowercased_translator_is_compared_in_lowercase(console: Console) -> None:
+    write_pairs(Path("pairs"))
+    console.printed(
+        f"{FIT} --data.tokenizer.lowercase true --trainer.max_steps 2 --run_dir r", "seq2seq"
+    )
+    found = summary("r")
+    _, _, texts, references, _ = zip(*read_translations("r"), strict=True)
+    assert any(reference.isupper() for reference in references)
+    expected = corpus_chrf(texts, [[reference.lower() for reference in references]]).score
+    assert 0 < found["test/chrf"] == pytest.approx(expected)
+    assert "case:lc" in found["chrf_signature"] and "case:lc" in found["bleu_signature"]
+
+
 def test_long_texts_are_printed_in_part(console: Console) -> None:
     write_pairs(Path("pairs"))
     for name in ("en", "up"):
@@ -160,8 +173,8 @@ ROWS = [
 ]
 
 
-def scored(*batches: Sequence[ScoredTranslation]) -> TranslationScores:
-    metric = TranslationScores("de")
+def scored(*batches: Sequence[ScoredTranslation], lowercase: bool = False) -> TranslationScores:
+    metric = TranslationScores("de", lowercase)
     for batch in batches:
         numbers, sources, texts, references, finished = (
             [row[i] for row in batch] for i in range(5)
@@ -186,6 +199,14 @@ def test_scores_are_those_of_sacrebleu() -> None:
     assert gathered.compute() == found
     metric.reset()
     assert set(map(float, metric.compute().values())) == {0.0}
+
+
+def test_lowercased_scores() -> None:
+    rows = [row._replace(text=row.text.lower(), source=row.source.lower()) for row in ROWS]
+    found = scored(rows, lowercase=True).compute()
+    lower = [row._replace(reference=row.reference.lower()) for row in rows]
+    assert found == scored(lower).compute() != scored(rows).compute()
+    assert float(found["exact"]) == 0.25 > float(scored(rows).compute()["exact"])
 
 
 @pytest.mark.parametrize(("language", "tokenizer"), [
