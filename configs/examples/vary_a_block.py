@@ -35,7 +35,7 @@ TEST_DIGITS = 359
 
 
 class Bilinear(FeedForward):
-    """W2 (W1 x * V x): (B, N, E) -> (B, N, F) -> (B, N, E) (Shazeer 2020, equation 5).
+    """W2 (W1 x * V x): (B, N, E) -> (B, N, F) -> (B, N, E) (Shazeer 2020, equation 6).
 
     Three matrices of 2/3 of the hidden width F have as many parameters as two of the whole width.
     """

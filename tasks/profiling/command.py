@@ -123,14 +123,14 @@ def profile(task: str, options: ProfileOptions, net: Options) -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: there is no GPU that torch can use; leave it out")
     network = NETWORKS[task]
-    name, config = chosen_config(task, options)
+    name, config, of_data = chosen_config(task, options)
     if net:
         with usage_errors():
             changed = merge_options(asdict(config), net)
             config = from_dict(network.kind(changed), changed, "--model.net.")
-    lengths = sizes(options.lengths, "lengths") or default_lengths(task, config)
+    lengths = sizes(options.lengths, "lengths") or default_lengths(task, config, of_data)
     vocabulary = options.vocabulary or DEFAULTS.get(task, (0, 0))[0]
-    assumed = assumed_sizes(task, config, options)
+    assumed = assumed_sizes(task, config, options, of_data)
     with usage_errors(f"--lengths {max(lengths)}"):
         config = network.fill(config, vocabulary, max(lengths))
     of_network = [getattr(config, field, None) for field in VOCABULARIES]
@@ -179,19 +179,20 @@ def sizes(text: str | None, option: str) -> list[int]:
     return list(dict.fromkeys(values))
 
 
-def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
-    """Name and config of the network that the options ask for."""
+def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any, int | None]:
+    """Name and config of the network that the options ask for, and `max_length` of its data."""
     network = NETWORKS[task]
     given = [name for name in ("preset", "config", "ckpt_path") if getattr(options, name)]
     if len(given) > 1:
         raise UsageError(f"--{given[0]} and --{given[1]} both name a network: leave one out")
     if options.preset is not None:
-        return options.preset, preset(network, options.preset)
+        return options.preset, preset(network, options.preset), None
     if options.ckpt_path is not None:
         entry = read_checkpoint(options.ckpt_path, task)[KEY]
         with checkpoint_errors(f"--ckpt_path {options.ckpt_path}"):
             kind = network.kind(entry["net"])
-        return options.ckpt_path, load_config(kind, entry["net"])
+        config = load_config(kind, entry["net"])
+        return options.ckpt_path, config, entry["metadata"].get("max_length")
     files = options.config or [import_module(f"tasks.{task}.__main__").APP.default_config]
     content: Options = reduce(merge_options, map(read_config, files), {})
     title = " ".join(files)
@@ -205,18 +206,19 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any]:
             base = kind()
         net = merge_options(asdict(base), own)
         net = with_data(net, content, options.vocabulary)
-        return title, from_dict(kind, net, "model.net.")
+        length = (content.get("data") or {}).get("max_length")
+        return title, from_dict(kind, net, "model.net."), length
 
 
-def assumed_sizes(task: str, config: Any, options: ProfileOptions) -> list[str]:
-    """Symbols of sizes that data decide and that neither an option nor a checkpoint gives."""
+def assumed_sizes(task: str, config: Any, options: ProfileOptions, length: Any) -> list[str]:
+    """Symbols of sizes that data decide and that no option, config or checkpoint gives."""
     if options.ckpt_path is not None:
         return []
     names = {"K": "num_classes", "C": "channels"}
     found = [key for key, name in names.items() if getattr(config, name, 0) is None]
     if task not in IMAGE_TASKS:
         found += ["V", "U"] * (options.vocabulary is None)
-        found += ["T"] * (options.lengths is None)
+        found += ["T"] * (options.lengths is None and length is None)
     return found
 
 
@@ -251,13 +253,16 @@ def preset(network: Network, name: str) -> Any:
     return network.presets[name]
 
 
-def default_lengths(task: str, config: Any) -> list[int]:
-    """The context of a network, and a half, a quarter and an eighth of it."""
-    length = NETWORKS[task].length(config) or DEFAULTS[task][1]
+def default_lengths(task: str, config: Any, length: int | None) -> list[int]:
+    """`length`, else the context of a network, and a half, a quarter and an eighth of it."""
+    longest = NETWORKS[task].length(config) or DEFAULTS[task][1]
+    with suppress(ValueError):  # texts of the data that are longer than the context
+        check_length(config, length or longest)
+        longest = length or longest
     step = getattr(config, "patch_size", 1)
     found = []
     for part in (1, 2, 4, 8):
-        size = max(1, length // step // part) * step
+        size = max(1, longest // step // part) * step
         with suppress(ValueError):  # an image of few patches may have none to be masked
             check_length(config, size)
             found.append(size)

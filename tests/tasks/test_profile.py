@@ -239,8 +239,8 @@ BAD = {
 
 def test_configs_are_merged_as_by_fit() -> None:
     files = ["configs/vit/digits.yaml", "configs/lab/base/digits.yaml"]
-    name, both = chosen_config("vit", ProfileOptions(config=files))
-    _, last = chosen_config("vit", ProfileOptions(config=files[1:]))
+    name, both, _ = chosen_config("vit", ProfileOptions(config=files))
+    _, last, _ = chosen_config("vit", ProfileOptions(config=files[1:]))
     assert name == " ".join(files)
     assert both.stack.width == last.stack.width == 48
     assert (both.image_size, last.image_size) == (8, 224)

@@ -28,10 +28,30 @@ def test_sizes_that_data_decide_are_said(console: Console) -> None:
     line = "profile --max_minutes 1e-9"
     out = " ".join(console.printed(line, "bert")[0].split())
     assert "hidden width of feed-forward 176" in out
-    assert "Assumed, since data decide in a training: K, V, T" in out
-    assert "decide in a training: V, T;" in " ".join(console.printed(line, "mlm")[0].split())
+    assert "T 64 (tokens of a sample)" in out  # `max_length` of its reviews
+    assert "Assumed, since data decide in a training: K, V;" in out
+    assert "decide in a training: V;" in " ".join(console.printed(line, "mlm")[0].split())
+    out = " ".join(console.printed(f"{line} --preset base", "bert")[0].split())
+    assert "T 512 (tokens of a sample)" in out
+    assert "Assumed, since data decide in a training: K, V, T;" in out
     out = " ".join(console.printed(f"{line} --vocabulary 500 --lengths 64", "bert")[0].split())
     assert "V 500 (vocabulary)" in out and "decide in a training: K parameters" in out
+
+
+@pytest.mark.parametrize("task", ["bert", "lm"])
+def test_texts_have_the_length_of_the_training(task: str, console: Console) -> None:
+    Path("data").mkdir()
+    Path("data/train.csv").write_text("text,label\n" + "one two three four,a\nfive six,b\n" * 40)
+    console.printed(
+        "fit --data.path data --data.max_length 24 --data.tokenizer.vocabulary 300 "
+        "--trainer.max_steps 1 --model.net.max_length 48 --run_dir r",
+        task,
+    )
+    options = "profile --max_minutes 1e-9"
+    out = " ".join(console.printed(f"{options} --ckpt_path r", task)[0].split())
+    assert "T 24 (tokens of a sample)" in out and "Assumed" not in out
+    out = console.printed(f"{options} --model.net.max_length 4 --model.net.position learned", task)
+    assert "T 4 (tokens of a sample)" in " ".join(out[0].split())  # as `fit` shortens texts
 
 
 def test_activations_that_are_computed_again_are_named(console: Console) -> None:
