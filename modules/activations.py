@@ -7,8 +7,8 @@ the output projection), "blocks.2.attention.weights", the same of "cross_attenti
 of an MLP-Mixer have "blocks.2.token_mixing" instead of attention. With the order "res_post" the
 norm at the end of a branch belongs to its sub-layer. Names of an encoder-decoder begin with
 "encoder." or "decoder.", those of a Swin with "stages.0." and so on; its weights are those of all
-tokens of the grid, 0 between windows. Blocks count from 0. Without hooks nothing differs from a
-network that was never looked into.
+tokens of the grid, 0 between windows. Blocks count from 0. Without hooks, a network computes as
+usual.
 """
 
 import difflib
@@ -94,24 +94,24 @@ def hook_input(module: nn.Module, change: Change) -> RemovableHandle:
 
 
 def hook_heads(attention: MultiHeadAttention, change: Change) -> RemovableHandle:
-    """The change sees (B, N, H, D)."""
+    """The change sees (B, N, H, V)."""
 
     def by_head(x: Tensor) -> Tensor | None:
-        changed = change(x.unflatten(-1, (attention.heads, -1)))  # (B, N, H D) -> (B, N, H, D)
-        return None if changed is None else changed.flatten(2)  # (B, N, H D)
+        changed = change(x.unflatten(-1, (attention.heads, -1)))  # (B, N, H V) -> (B, N, H, V)
+        return None if changed is None else changed.flatten(2)  # (B, N, H V)
 
     return hook_input(attention.output, by_head)
 
 
 def hook_window_heads(attention: WindowAttention, change: Change) -> RemovableHandle:
-    """The change sees (B, N, H, D), of tokens in the order of the grid."""
+    """The change sees (B, N, H, V), of tokens in the order of the grid."""
     windows = attention.windows
     inner = attention.attention
 
     def by_head(x: Tensor) -> Tensor | None:
-        tokens = windows.crop(x)  # (B, P P, H D) -> (B, N, H D)
-        changed = change(tokens.unflatten(-1, (inner.heads, -1)))  # (B, N, H, D)
-        return None if changed is None else windows.fill(changed.flatten(2))  # (B, P P, H D)
+        tokens = windows.crop(x)  # (B, P P, H V) -> (B, N, H V)
+        changed = change(tokens.unflatten(-1, (inner.heads, -1)))  # (B, N, H, V)
+        return None if changed is None else windows.pad(changed.flatten(2))  # (B, P P, H V)
 
     return hook_input(inner.output, by_head)
 
@@ -246,7 +246,7 @@ def recorded(net: nn.Module, *patterns: str) -> Iterator[dict[str, Tensor]]:
             slower formula than without looking.
 
     Yields:
-        Activations by name, filled during a forward pass: weights (B, H, N, M), heads (B, N, H, D),
+        Activations by name, filled during a forward pass: weights (B, H, N, M), heads (B, N, H, V),
         logits (B, ..., K), and else (B, N, E).
 
     Raises:
@@ -278,7 +278,7 @@ def attention_parts(net: nn.Module) -> dict[str, tuple[str, str]]:
 
 
 def weight_names(net: nn.Module, part: str = "") -> list[str]:
-    """The names of the attention weights of all blocks; `part` as of `attention_parts`."""
+    """The names of the attention weights of all blocks; `part` as in `attention_parts`."""
     prefix, sub_layer = attention_parts(net)[part]
     blocks = range(len(stacks(net)[prefix].blocks))
     return [f"{prefix}blocks.{block}.{sub_layer}.weights" for block in blocks]
@@ -290,7 +290,7 @@ def patch(value: Tensor | float, index: Any = ...) -> Change:
     Args:
         value: The whole activation that `recorded` found for another input, of which `index` takes
             the same part; a batch of one is for all of a batch. Or a number.
-        index: The part, as of a tensor: `np.s_[:, 3]` for the token 3; by default all.
+        index: The part, as for a tensor: `np.s_[:, 3]` for the token 3; by default all.
 
     Raises:
         ValueError: In a forward pass, if the part has another shape there.
@@ -305,7 +305,7 @@ def patch(value: Tensor | float, index: Any = ...) -> Change:
 
 
 def indexed(value: Tensor, x: Tensor, index: Any) -> Tensor:
-    """The part of `value` that takes the place of that of `x`, as of `patch`."""
+    """The part of `value` that takes the place of that of `x`, as in `patch`."""
     if value.ndim == x.ndim and len(value) == 1:
         value = value.expand(len(x), *value.shape[1:])  # (1, ...) -> (B, ...)
     with suppress(IndexError):
@@ -356,7 +356,7 @@ def ablation(
 ) -> dict[str, Change]:
     """The changes after which a head adds nothing, or a whole layer is skipped, with its norms.
 
-    Arguments and errors as of `component`.
+    Arguments and errors as in `component`.
     """
     found = component(net, layer, head, part)
     if head is None and part != "cross":
@@ -377,7 +377,7 @@ def patching(
     Args:
         net: The network.
         activations: What `recorded` found for the other input, of the same length.
-        layer: As the others, as of `component`, with its errors.
+        layer: Number of the block, from 0, as in `component`, with its errors.
         head: As of `component`.
         part: As of `component`.
     """

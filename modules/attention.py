@@ -1,4 +1,4 @@
-"""Dot-product and additive attention, and the multi-head layers."""
+"""Attention by dot products and other scores, and its multi-head layers."""
 
 import math
 from collections.abc import Callable
@@ -55,7 +55,8 @@ def attention(
     if mask.num_outputs is not None:
         q = q[:, :, : mask.num_outputs]  # keys and values stay those of all tokens
         mask = mask.first_queries(k.shape[2], k.device)
-    # Its fast kernels have no forward mode; that for CPUs has no dropout, nor a bias's gradient.
+    # SDPA's fast kernels have no forward-mode derivatives, that for CPUs neither dropout nor a
+    # gradient of the bias.
     on_cpu = q.device.type == "cpu"
     lacks_kernel = in_forward_mode() or (on_cpu and (dropout > 0 or mask.has_learned_bias))
     if score_fn is None and on_weights is None and not lacks_kernel:
@@ -75,14 +76,14 @@ def attention(
         weights = mask.zero_masked_rows(weights)
         changed = on_weights(weights)
         weights = weights if changed is None else changed
-    # Zeros in the result (B, H, N, V), which has fewer numbers than the weights (B, H, N, M).
+    # Zeros go into the result (B, H, N, V), often smaller than the weights (B, H, N, M).
     return mask.zero_masked_rows(fast_dropout(weights.to(v.dtype), dropout) @ v)
 
 
 class AttentionCache:
     """What one attention layer keeps between forward passes; the base class keeps nothing."""
 
-    on_weights: OnWeights | None = None  # as of `attention`
+    on_weights: OnWeights | None = None  # as in `attention`
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """New keys (B, G, N, D), values (B, G, N, V) -> all that are attended to, of M tokens."""
@@ -178,7 +179,7 @@ class MultiHeadAttention(nn.Module):
         With a mask that has `num_outputs`, only these: (B, num_outputs, E).
 
         Args:
-            x: Becomes the queries.
+            x: (B, N, E), becomes the queries; in self-attention also the keys and values.
             context: (B, M, context width), becomes the keys and values of cross-attention; None in
                 self-attention.
             mask: Who may attend to whom.

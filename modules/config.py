@@ -103,7 +103,7 @@ class StackConfig:
         value_dim: Size of a head's values if it is not that of its queries and keys; null: D.
         mlp_width: Hidden size F of the feed-forward part; null: 4 x width, or with a gate
             8/3 x width rounded up to a multiple of 8.
-        token_mlp_width: Hidden size of the perceptron over tokens, with order "mixer"; null:
+        token_mlp_width: Hidden size of the token-mixing MLP, with order "mixer"; null:
             `width` / 2.
         attention: Scores of keys k for a query q: "dot", q k / sqrt(D) (Vaswani 2017), "unscaled",
             q k, "bilinear", q W k (Luong 2015), "additive", w tanh(q + k) (Bahdanau 2015), or
@@ -118,7 +118,7 @@ class StackConfig:
             sum), "parallel" (attention and feed-forward read one normed input, Dehghani 2023),
             "res_post" (norm at the end of each sub-layer, Liu 2022), "no_residual" (as "pre",
             without the residual sums), "cct" (as "pre", but the second norm is on the residual
-            sum, Hassani 2021) or "mixer" (as "pre", with a perceptron over tokens in place of
+            sum, Hassani 2021) or "mixer" (as "pre", with a token-mixing MLP in place of
             attention, Tolstikhin 2021; vit only).
         final_norm: A norm after the last block; null: yes, unless the order is "post", which ends
             with one already.
@@ -242,7 +242,7 @@ class StackConfig:
     @property
     def resolved(self) -> ResolvedOptions:
         """Options that may be null, with what null stands for."""
-        if self.feedforward in GATED:  # three matrices instead of two: same number of parameters
+        if self.feedforward in GATED:  # three matrices instead of two: about as many parameters
             mlp_width = (8 * self.width // 3 + 7) // 8 * 8
         else:
             mlp_width = 4 * self.width

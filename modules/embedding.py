@@ -13,7 +13,7 @@ from modules.kernels.linear import Linear
 
 
 class TokenEmbedding(nn.Embedding):
-    """Token ids to vectors, with `scale` times sqrt(E) (Vaswani 2017).
+    """Token ids to vectors, multiplied by sqrt(E) if `scale` (Vaswani 2017).
 
     The vector of the token `pad_id` starts at zero, and gets no gradient as an input.
     """
@@ -33,14 +33,14 @@ class TokenEmbedding(nn.Embedding):
 def is_scaled(scale_embedding: bool | None, position: str) -> bool:
     """Whether a model multiplies its embeddings by sqrt(E); null: only with sinusoidal positions.
 
-    Their waves have values up to 1, which would drown vectors that start with std 0.02.
+    Their values reach 1, far above those of embeddings that start with std 0.02.
     """
     return default(scale_embedding, position == "sinusoidal")
 
 
 @torch.no_grad()
 def initialise_table(table: TokenEmbedding, scaled: bool, stack: StackConfig) -> None:
-    """Sets the start values of a table of tokens, of the embedding or of the output layer.
+    """Sets the initial values of a table of tokens, of the embedding or of the output layer.
 
     They are those of `stack.init`; in a model with `scaled` embeddings they have std 1 / sqrt(E),
     so that the vectors times sqrt(E) have std 1.

@@ -63,16 +63,16 @@ def initialise(net: nn.Module, name: InitName, depth: int) -> None:
     """Sets the weights of linear layers and embeddings in `net` by `name`, biases to zero.
 
     Args:
-        net: The network; convolutions start with a standard deviation of 1 / sqrt(inputs),
-            truncated at twice that; norms and learned vectors stay.
+        net: The network. Weights of convolutions are normal with std 1 / sqrt(inputs), truncated at
+            two std, which leaves 0.88 of it; norms and learned vectors stay.
         name: Entry of `INITS`.
         depth: Number of blocks N; "gpt2" scales residual layers by 1 / sqrt(2 N).
     """
     init = variant("init", name, INITS)
     for path, module in net.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
-            *places, last = path.split(".")
-            is_residual = "blocks" in places and last in RESIDUAL
+            *parents, last = path.split(".")
+            is_residual = "blocks" in parents and last in RESIDUAL
             init(module.weight, (2 * depth) ** -0.5 if is_residual else 1.0)
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.zeros_(module.weight[module.padding_idx])

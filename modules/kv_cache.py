@@ -20,7 +20,7 @@ class KVCache(StackCache):
         config: Of the stack of blocks.
         batch: Number B of rows.
         max_length: Number of tokens that there is room for in each row.
-        device: Where it lives.
+        device: Of the tensors.
         dtype: Of keys and values.
     """
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from modules.config import default
 from modules.embedding import TokenEmbedding
 from modules.kernels.cross_entropy import ChunkLoss, chunk_loss, chunked_cross_entropy
 from modules.kernels.linear import Linear, linear
@@ -36,7 +37,7 @@ class TokenModel(nn.Module):
     compiled_chunk_loss: ChunkLoss | None = None
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compiles `forward` and the loss in place; arguments as of `torch.compile`."""
+        """Compiles `forward` and the loss in place; arguments as in `torch.compile`."""
         super().compile(*args, **options)
         self.compiled_chunk_loss = torch.compile(chunk_loss, *args, **options)
 
@@ -58,9 +59,9 @@ class TokenModel(nn.Module):
 
         Only GPUs use the compiled loss: on CPUs compiled products of matrices are slower.
         """
-        of_chunk = (x.is_cuda and self.compiled_chunk_loss) or chunk_loss
+        compiled = self.compiled_chunk_loss if x.is_cuda else None
         return chunked_cross_entropy(
-            x, head.weight, head.bias, targets, smoothing, z_loss, of_chunk
+            x, head.weight, head.bias, targets, smoothing, z_loss, default(compiled, chunk_loss)
         )
 
 

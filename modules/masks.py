@@ -90,10 +90,12 @@ class Mask:
 
     def first_queries(self, keys: int, device: torch.device) -> "Mask":
         """The rows of the queries that attend; `keys` is the number M of keys."""
-        allowed = _lower_triangle(keys, keys, device) if self.causal else self.allowed
+        allowed = self.allowed
+        if self.causal:
+            allowed = _lower_triangle(keys, keys, device)[None, None]  # (1, 1, M, M)
 
         def cut(part: Tensor | None) -> Tensor | None:
-            return part if part is None else part[..., : self.num_outputs, :]
+            return part if part is None else part[..., : self.num_outputs, :]  # (..., outputs, M)
 
         return Mask(
             cut(allowed),

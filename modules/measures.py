@@ -1,7 +1,7 @@
-"""What attention weights and other activations say: numbers without units unless said.
+"""Measures of attention weights and other activations, without units unless stated.
 
 Weights are (..., N, M): from N queries to M keys, with rows that sum to 1, or to less where windows
-are filled up.
+are padded.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ def entropy(weights: Tensor) -> Tensor:
     """-sum(w log w) of each query's weights, in nats: (..., N, M) -> (..., N).
 
     0: all attention is on one key; log M: on all alike. Rows are first divided by their sums, which
-    are below 1 where windows are filled up.
+    are below 1 where windows are padded.
     """
     return torch.special.entr(with_sums_of_1(weights)).sum(-1)
 
@@ -138,13 +138,13 @@ def token_losses(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def cosine_similarity(vectors: Tensor) -> Tensor:
-    """Cosine of the angle between each two vectors: (N, E) -> (N, N)."""
+    """Cosine of the angle between each pair of vectors: (N, E) -> (N, N)."""
     unit = F.normalize(vectors.float(), dim=-1)
     return unit @ unit.T
 
 
 def nearest(table: Tensor, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The vectors with the largest cosine to each of some vectors of a table, but for itself.
+    """For some vectors of a table, the others with the largest cosine to each.
 
     Args:
         table: (V, E).

@@ -29,7 +29,7 @@ def join_patches(patches: Tensor, grid: tuple[int, int], size: int) -> Tensor:
 
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Rows of each sample: (B, N, E), indices (B, K) -> (B, K, E)."""
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))  # (B, K, E)
 
 
 class PatchStem(nn.Module):
@@ -54,8 +54,8 @@ class PatchStem(nn.Module):
 def resize_patches(weight: Tensor, size: int) -> Tensor:
     """Filters for patches of another size: (E, C, P, P) -> (E, C, size, size).
 
-    Their products with larger patches, resized by bicubic interpolation, are those of the old
-    filters with the patches as they were; with smaller ones as nearly as possible (FlexiViT, Beyer
+    If larger patches are the old ones resized by bicubic interpolation, their products with the new
+    filters equal the old products; with smaller patches as nearly as possible (FlexiViT, Beyer
     2023, section 3.4).
     """
     old = weight.shape[-1]
@@ -102,8 +102,8 @@ class ConvStem(nn.Module):
     """3 x 3 convolutions with GroupNorm and ReLU, each of which halves the image.
 
     By stride 2, with a last 1 x 1 convolution (Xiao 2021, who have BatchNorm), or with `pool` by
-    2 x 2 max pools. Channels double at each step, up to E; `patch`, the pixels between tokens, is
-    a power of two.
+    2 x 2 max pools. Channels double at each step, up to E; `patch`, the stride of the whole stem in
+    pixels, is a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int, pool: bool = False) -> None:
@@ -130,8 +130,8 @@ class ConvStem(nn.Module):
 class CCTStem(nn.Module):
     """3 x 3 convolutions, each with ReLU and a 3 x 3 max pool of stride 2 (Hassani 2021).
 
-    Without biases; of 64 channels, and E after the last. `patch`, the pixels between tokens, is a
-    power of two, and says how many there are.
+    There are log2(`patch`) of them without biases, with 64 channels, and E after the last. `patch`,
+    the stride of the whole stem in pixels, is a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:
@@ -204,8 +204,8 @@ class HybridStem(nn.Module):
     """The first layers of a ResNet-v2, then patches of what they give (Dosovitskiy 2021).
 
     A 7 x 7 convolution of stride 2, GroupNorm, ReLU and a 3 x 3 max pool of stride 2 (Kolesnikov
-    2020), padded as TensorFlow does, by one more on the right and below. `patch`, the pixels
-    between tokens, is a multiple of 4.
+    2020), padded as TensorFlow does, by one more on the right and below. `patch`, the stride of
+    the whole stem in pixels, is a multiple of 4.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:

@@ -26,7 +26,7 @@ class Pooling(nn.Module):
     `heads` is for attention, `length`, the largest number of vectors, for flattening.
     """
 
-    patches_only = True  # in a ViT without class and register tokens
+    patches_only = True  # a ViT passes its patches without class and register tokens
     any_length = True  # False: no more than `length` vectors
     num_read: int | None = None  # number of leading tokens that it uses; None: all
 
@@ -97,8 +97,8 @@ class SequencePooling(Pooling):
 class FlattenPooling(Pooling):
     """W [x_1; ...; x_L] + b: a linear map of all vectors, one after the other, for L = `length`.
 
-    Padding counts as zeros, also that up to L. As perceptrons on images do; unlike the other
-    poolings it knows where each vector is.
+    Padding, also from N to L, counts as zeros. Unlike the other poolings it knows the position of
+    each vector, as an MLP on images does.
     """
 
     any_length = False

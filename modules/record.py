@@ -17,7 +17,7 @@ class WeightRecorder(AttentionCache):
 
 @dataclass(frozen=True)
 class AttentionRecord(StackCache):
-    """Collects attention weights, one (B, H, N, M) tensor per block, wherever a cache is taken."""
+    """Collects attention weights, one (B, H, N, M) tensor per block, as the `cache` of a model."""
 
     self_attn: list[Tensor] = field(default_factory=list)
     cross_attn: list[Tensor] = field(default_factory=list)

@@ -19,8 +19,9 @@ class RotaryScaling:
         kind: "linear": all frequencies are divided by `factor` (Chen 2023); "llama3": only the low
             ones, those between in part (code of Llama 3.1, 2024).
         factor: What frequencies are divided by, at least 1.
-        low_freq_factor: "llama3": wavelengths above `original_max_length` / this are divided fully.
-        high_freq_factor: "llama3": wavelengths below `original_max_length` / this stay.
+        low_freq_factor: "llama3": frequencies with wavelengths above `original_max_length` / this
+            are divided by `factor`.
+        high_freq_factor: "llama3": those with wavelengths below `original_max_length` / this stay.
         original_max_length: "llama3": context of the first training, in tokens.
     """
 

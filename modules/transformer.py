@@ -65,7 +65,7 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (Huang 2016), of single samples as in timm.
+    """Stochastic depth (Huang 2016), per sample as in timm.
 
     Zeroes samples with probability `rate` in training, and scales the others up.
     """
@@ -100,7 +100,7 @@ class Block(nn.Module):
     """One Transformer block, norms before the sub-layers (Xiong 2020).
 
     `drop_path` is the probability of skipping a sub-layer, `tokens` the number of tokens if it is
-    always the same, which attention has no use for.
+    always the same, which attention does not use.
     """
 
     def __init__(
@@ -177,7 +177,8 @@ class ParallelBlock(Block):
         super().__init__(config, drop_path, tokens)
         self.norm2 = nn.Identity()  # these replace what the base class has built: norm1 is enough
         self.conv2 = NoConv()
-        self.cross_norm = nn.Identity()
+        if self.has_cross:
+            self.cross_norm = nn.Identity()
 
     def forward(self, x: Tensor, inputs: BlockInputs) -> Tensor:
         """(B, N, E) -> (B, N or `mask.num_outputs`, E)."""
@@ -195,7 +196,7 @@ class ParallelBlock(Block):
 class ResPostBlock(Block):
     """One Transformer block, norms at the end of the residual branches (Liu 2022).
 
-    Their weights are 0 at first, so that it starts as the identity.
+    Weights and biases of the norms start at 0, so that a block with norms starts as the identity.
     """
 
     def __init__(
@@ -318,7 +319,7 @@ def check_variants(stack: StackConfig, name: str = "stack", any_length: bool = T
         check_choice(f"{name}.{option}", getattr(stack, option), family)
     require(
         stack.order != "mixer" or not any_length,
-        f'{name}.order "mixer" takes a fixed number of tokens, as of images; choose another order.',
+        f'{name}.order "mixer" takes a fixed number of tokens, as an image has; choose another.',
     )
 
 
@@ -330,8 +331,8 @@ def drop_path_rates(config: StackConfig) -> list[float]:
 class Stack(nn.Module):
     """Blocks one after the other: an encoder, or with `causal` a decoder.
 
-    `tokens` is their number if it is always the same, which order "mixer" needs. `rates` are the
-    probabilities of skipping sub-layers in each block; None: `drop_path_rates`.
+    `tokens` is the number of tokens if it is always the same, which order "mixer" needs. `rates`
+    are the probabilities of skipping sub-layers in each block; None: `drop_path_rates`.
     """
 
     def __init__(

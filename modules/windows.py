@@ -19,14 +19,14 @@ from modules.masks import NO_MASK, Mask
 from modules.position import grid_positions
 from modules.rotation import Rotation
 
-# Added to the scores of tokens that are no neighbours in the image. The published weights were
+# Added to the scores of tokens that are not neighbours in the image. The published weights were
 # trained with it; minus infinity would change what they compute.
 NOT_ADJACENT = -100.0
 HIDDEN = 512  # of the MLP that computes a bias (code of Liu 2022)
 
 
 class Windows(NamedTuple):
-    """Windows of S x S tokens over a grid of G x G tokens, filled up with zeros below and right.
+    """Windows of S x S tokens over a grid of G x G tokens, padded with zeros below and right.
 
     There are R rows of R windows, W = R^2 altogether, each with A = S^2 tokens.
 
@@ -45,8 +45,8 @@ class Windows(NamedTuple):
         """Number R of rows of windows, as many as columns."""
         return math.ceil(self.grid / self.size)
 
-    def fill(self, x: Tensor) -> Tensor:
-        """Moves the grid and fills it up: (B, G G, E) -> (B, P P, E) with P = R S."""
+    def pad(self, x: Tensor) -> Tensor:
+        """Shifts the grid and pads it: (B, G G, E) -> (B, P P, E) with P = R S."""
         missing = self.rows * self.size - self.grid
         if not (self.shift or missing):
             return x
@@ -58,7 +58,7 @@ class Windows(NamedTuple):
         return x.flatten(1, 2)  # (B, P P, E)
 
     def crop(self, x: Tensor) -> Tensor:
-        """The reverse of `fill`: (B, P P, E) -> (B, G G, E)."""
+        """The reverse of `pad`: (B, P P, E) -> (B, G G, E)."""
         side = self.rows * self.size
         if not (self.shift or side > self.grid):
             return x
@@ -68,38 +68,40 @@ class Windows(NamedTuple):
         return x.flatten(1, 2)  # (B, G G, E)
 
     def partition(self, x: Tensor) -> Tensor:
-        """Heads in windows as further heads: (B, H, P P, D) -> (B, W H, A, D)."""
+        """Heads in windows as further heads: (B, H, P P, D) -> (B, W H, A, D), D of any size."""
         x = x.unflatten(2, (self.rows, self.size, self.rows, self.size))
         x = x.permute(0, 2, 4, 1, 3, 5, 6)  # (B, H, R, S, R, S, D) -> (B, R, R, H, S, S, D)
         return x.flatten(4, 5).flatten(1, 3)  # (B, W H, A, D)
 
     def merge(self, x: Tensor) -> Tensor:
-        """The reverse, with heads side by side: (B, W H, A, D) -> (B, P P, H D)."""
+        """The reverse, with heads side by side: (B, W H, A, V) -> (B, P P, H V)."""
         x = x.unflatten(1, (self.rows, self.rows, -1)).unflatten(4, (self.size, self.size))
-        x = x.permute(0, 1, 4, 2, 5, 3, 6)  # (B, R, R, H, S, S, D) -> (B, R, S, R, S, H, D)
+        x = x.permute(0, 1, 4, 2, 5, 3, 6)  # (B, R, R, H, S, S, V) -> (B, R, S, R, S, H, V)
         x = x.clone(memory_format=torch.contiguous_format)  # exported graphs rely on this layout
-        return x.flatten(5).flatten(1, 4)  # (B, P P, H D)
+        return x.flatten(5).flatten(1, 4)  # (B, P P, H V)
 
     def tokens(self, device: torch.device) -> Tensor:
-        """The token of the grid at each place of the windows, -1 where filled up: (W, A)."""
+        """The token of the grid at each position of the windows, -1 at padding: (W, A)."""
         numbers = torch.arange(1, self.grid**2 + 1, device=device)[None, :, None]  # (1, G G, 1)
-        filled = self.fill(numbers)[:, None]  # (1, 1, P P, 1)
-        return self.partition(filled)[0, ..., 0] - 1  # (W, A)
+        padded = self.pad(numbers)[:, None]  # (1, 1, P P, 1)
+        return self.partition(padded)[0, ..., 0] - 1  # (W, A)
 
     def to_grid(self, weights: Tensor) -> Tensor:
         """Attention weights of all tokens, 0 between windows: (B, W H, A, A) -> (B, H, G G, G G).
 
-        Weights of what fills the windows up are left out, so that rows may sum to less than 1.
+        Weights of padding are left out, so that rows may sum to less than 1.
         """
         size = self.grid**2
         tokens = self.tokens(weights.device)  # (W, A)
         parts = weights.unflatten(1, (self.rows**2, -1)).transpose(1, 2)  # (B, H, W, A, A)
-        whole = parts.new_zeros(*parts.shape[:2], size + 1, size + 1)  # with a place for token -1
+        whole = parts.new_zeros(
+            *parts.shape[:2], size + 1, size + 1
+        )  # one more for -1
         whole[:, :, tokens[:, :, None], tokens[:, None]] = parts
         return whole[:, :, :size, :size]
 
     def from_grid(self, whole: Tensor, weights: Tensor) -> Tensor:
-        """The reverse, with `weights` where windows are filled up: -> (B, W H, A, A)."""
+        """The reverse, with `weights` where windows are padded: -> (B, W H, A, A)."""
         tokens = self.tokens(whole.device)  # (W, A)
         found = whole[:, :, tokens[:, :, None], tokens[:, None]].transpose(1, 2)  # (B, W, H, A, A)
         is_token = tokens >= 0
@@ -107,15 +109,15 @@ class Windows(NamedTuple):
         parts = weights.unflatten(1, (len(tokens), -1))  # (B, W, H, A, A)
         return torch.where(is_pair[:, None], found, parts).flatten(1, 2)  # (B, W H, A, A)
 
-    def adjacency(self) -> Tensor:
-        """What keeps tokens apart that only the shift has brought together: (W, 1, A, A).
+    def shift_mask(self) -> Tensor:
+        """Added to the scores of tokens that only the shift brought together: (W, 1, A, A).
 
-        It is for the grid after filling up, as in timm and the published code: where that is
-        larger, some of the tokens that were moved around still see others.
+        0 for neighbours, -100 for others. It is for the padded grid, as in timm and the published
+        code: where that is larger, some of the tokens that were moved around still see others.
         """
-        place = torch.arange(self.rows * self.size)  # (P,)
+        row = torch.arange(self.rows * self.size)  # (P,)
         # Rows before the last windows, then those in the last windows, then those moved there.
-        part = (place >= len(place) - self.size).long() + (place >= len(place) - self.shift)
+        part = (row >= len(row) - self.size).long() + (row >= len(row) - self.shift)
         parts = (3 * part[:, None] + part).flatten()[None, None, :, None]  # (1, 1, P P, 1)
         parts = self.partition(parts)[0]  # (W, A, 1)
         return ((parts != parts.mT) * NOT_ADJACENT)[:, None]  # (W, 1, A, A)
@@ -123,8 +125,8 @@ class Windows(NamedTuple):
 
 def relative_index(size: int) -> Tensor:
     """Row of query - key in a table of all offsets in a window of side S, from 0: (A, A)."""
-    places = grid_positions((size, size), torch.get_default_device())[0]  # (A, 2)
-    offsets = places[:, None] - places + size - 1  # (A, A, 2), from 0
+    positions = grid_positions((size, size), torch.get_default_device())[0]  # (A, 2)
+    offsets = positions[:, None] - positions + size - 1  # (A, A, 2), from 0
     return offsets[..., 0] * (2 * size - 1) + offsets[..., 1]
 
 
@@ -203,15 +205,15 @@ class WindowAttention(nn.Module):
         bias: The bias of its heads.
     """
 
-    adjacency: Tensor | None
+    shift_mask: Tensor | None
 
     def __init__(self, attention: MultiHeadAttention, windows: Windows, bias: RelativeBias) -> None:
         super().__init__()
         self.attention = attention
         self.windows = windows
         self.bias = bias
-        adjacency = windows.adjacency() if windows.shift else None  # (W, 1, A, A)
-        self.register_buffer("adjacency", adjacency, persistent=False)
+        shift_mask = windows.shift_mask() if windows.shift else None  # (W, 1, A, A)
+        self.register_buffer("shift_mask", shift_mask, persistent=False)
 
     def forward(
         self,
@@ -221,18 +223,20 @@ class WindowAttention(nn.Module):
         rotary: Rotation | None = None,
         cache: AttentionCache = NO_ATTENTION_CACHE,
     ) -> Tensor:
-        """(B, G G, E) -> (B, G G, E); of the arguments of all attention uses x and cache.
+        """(B, G G, E) -> (B, G G, E); `context`, `mask` and `rotary` are ignored.
 
         A `cache` sees the weights as (B, W H, A, A).
         """
         windows = self.windows
         inner = self.attention
-        heads = inner.project(windows.fill(x), None, cache)  # (B, H, P P, D), twice (B, G, P P, D)
-        q, k, v = (windows.partition(part) for part in heads)  # (B, W H, A, D)
+        # (B, H, P P, D), (B, K, P P, D), (B, K, P P, V); K key/value heads
+        heads = inner.project(windows.pad(x), None, cache)
+        # (B, W H, A, D), (B, W K, A, D), (B, W K, A, V)
+        q, k, v = (windows.partition(part) for part in heads)
         bias = self.bias().expand(windows.rows**2, -1, -1, -1)  # (W, H, A, A)
-        if self.adjacency is not None:
-            bias = bias + self.adjacency
+        if self.shift_mask is not None:
+            bias = bias + self.shift_mask
         near = NO_MASK.with_bias(bias.flatten(0, 1)[None])  # (1, W H, A, A)
         dropout = inner.dropout if self.training else 0.0
         out = attention(q, k, v, near, dropout, on_weights=cache.on_weights)
-        return windows.crop(inner.output(windows.merge(out)))  # (B, P P, H D) -> (B, G G, E)
+        return windows.crop(inner.output(windows.merge(out)))  # (B, P P, H V) -> (B, G G, E)

@@ -174,7 +174,7 @@ class TableIndex:
 
     @cached_property
     def value_bags(self) -> "EmbeddingBag":
-        """The values as rows of a table, (B * slots * G, V)."""
+        """For each head and sequence, the rows of its tokens in a table (B * slots * G, V)."""
         kv_heads = self.config.resolved.kv_heads
         groups = kv_head_of_each_head(self.config, self.rows.device)
         return EmbeddingBag(self.rows[:, None] * kv_heads + groups)  # (B * K, H, M)
@@ -189,7 +189,7 @@ def kv_head_of_each_head(config: StackConfig, device: torch.device) -> Tensor:
 def make_key_bags(
     batch: int, beams: int, config: StackConfig, device: torch.device
 ) -> "EmbeddingBag":
-    """The channels of the keys of B x K sequences as rows of a table, (B * G * D, slots)."""
+    """For each head of B x K sequences, the rows of its channels in a table (B * G * D, slots)."""
     sizes = config.resolved
     row = torch.arange(batch, device=device)[:, None, None]
     groups = kv_head_of_each_head(config, device)
@@ -212,9 +212,9 @@ class EmbeddingBag:
     def __call__(self, table: Tensor, weights: Tensor) -> Tensor:
         """Sums with weights (..., M) of rows of a table (R, D): (sums, D), of its type."""
         weights = weights.to(table.dtype).flatten()
-        mode = 0  # sum
-        bags = torch.embedding_bag(table, self.indices, self.offsets, False, mode, False, weights)
-        return bags[0]
+        return F.embedding_bag(
+            self.indices, table, self.offsets, mode="sum", per_sample_weights=weights
+        )
 
 
 class GatheredLayerCache(AttentionCache):

@@ -34,8 +34,8 @@ class IncrementalDecoder:
         scores = self.next_token_scores(self.run_prompts())
         if self.beams > 1:
             assert isinstance(self.cache, KVCache)
-            not_run = 1  # the last new token
-            self.cache = BeamCache(self.cache, self.beams, self.max_new_tokens - not_run)
+            room = self.max_new_tokens - 1  # the last new token is not run
+            self.cache = BeamCache(self.cache, self.beams, room)
         return scores
 
     def decode_step(self, tokens: Tensor) -> Tensor:
@@ -79,8 +79,9 @@ class PromptDecoder(IncrementalDecoder):
     Rows of different lengths are padded on the left. A row that gets longer than `max_length` is
     run again from its last `max_length` / 2 tokens.
 
-    Arguments as in `beam_search`, with the number of beams. Raises `ValueError` if a prompt is
-    empty, longer than `max_length`, or has unknown tokens; or a banned one is unknown.
+    `prompts`, `banned` and `renormalize` are as in `beam_search`, `max_new_tokens` and `beams` as
+    in `GenerationConfig`. Raises `ValueError` if a prompt is empty, longer than `max_length`, or
+    has unknown tokens; or a banned one is unknown.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class PromptDecoder(IncrementalDecoder):
         check_evaluation_mode(net)
         check_prompts("Prompt", prompts, net.max_length, net.vocabulary)
         if banned:
-            check_prompts("Banned", [[*banned]], len(banned), net.vocabulary)
+            check_tokens("A banned token", banned, net.vocabulary)
         device = net.embed.weight.device
         self.net = net
         self.max_new_tokens = max_new_tokens
@@ -164,11 +165,16 @@ def check_prompts(
             len(prompt) <= max_length,
             f"{name} {number} has {len(prompt)} tokens, over the model's {max_length}; shorten it.",
         )
-        require(
-            min(prompt) >= 0 and max(prompt) < vocabulary,
-            f"{name} {number} has a token that is not among the {vocabulary} of the model; use the "
-            "tokenizer that it was trained with.",
-        )
+        check_tokens(f"A token of {name.lower()} {number}", prompt, vocabulary)
+
+
+def check_tokens(name: str, tokens: Collection[int], vocabulary: int) -> None:
+    """Raises `ValueError` unless all tokens are of a model's vocabulary."""
+    require(
+        min(tokens) >= 0 and max(tokens) < vocabulary,
+        f"{name} is not among the {vocabulary} of the model; use the tokenizer that it was trained "
+        "with.",
+    )
 
 
 def rows_to_keep(unfinished: Tensor) -> Tensor | None:

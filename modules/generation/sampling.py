@@ -34,8 +34,8 @@ class GenerationConfig:
         temperature: Number that scores are divided by before sampling; 0: always the most likely
             token, among equals the one with the lowest id.
         top_k: Sample from the k most likely tokens only (Fan 2018); null: from all.
-        top_p: Sample from the most likely tokens that together have this probability (Holtzman
-            2020); null: from all.
+        top_p: Sample from the fewest most likely tokens that together have at least this
+            probability (Holtzman 2020); null: from all.
         min_p: Sample from tokens with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
         repetition_penalty: Penalty of tokens that the sequence already has; above 1: they become

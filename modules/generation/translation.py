@@ -14,6 +14,7 @@ from modules.generation.decoding import (
     IncrementalDecoder,
     check_evaluation_mode,
     check_prompts,
+    check_tokens,
 )
 from modules.generation.generate import ENDED, check_seeds, sample
 from modules.generation.sampling import GenerationConfig
@@ -23,7 +24,7 @@ from modules.models.seq2seq import Seq2Seq
 class Translation(NamedTuple):
     """A target sequence."""
 
-    tokens: list[int]  # with the end token
+    tokens: list[int]  # the end token included, if there is one
     score: float
     finished: bool  # whether it has an end
 
@@ -68,8 +69,8 @@ class Seq2SeqDecoder(IncrementalDecoder):
     ) -> None:
         check_evaluation_mode(net)
         check_prompts("Source", sources, net.max_length, net.source_vocabulary)
-        known = [start, *banned, *rules.forced_bos, *rules.forced_eos]
-        check_prompts("Start", [known], len(known), net.vocabulary)
+        special = [start, *banned, *rules.forced_bos, *rules.forced_eos]
+        check_tokens("A start, banned or forced token", special, net.vocabulary)
         self.net = net
         self.rules = rules
         self.renormalize = rules.renormalize

@@ -61,8 +61,8 @@ def cast(x: Tensor) -> Tensor:
 def is_largest(logits: Tensor, target: Tensor) -> Tensor:
     """Whether each row's logit (C, V) of the target (C, 1) is the largest: boolean, (C,).
 
-    In 16 bits, where equal logits are common, the first of them counts as the largest. In float32
-    on CPUs each of them does, but none if all logits of a row are equal.
+    In 16 bits, where equal logits are common, and on GPUs, the first of them counts as the largest.
+    In 32 bits or more on CPUs each of them does, but none if all logits of a row are equal.
     """
     if logits.device.type != "cpu" or logits.dtype.itemsize < 4:
         return logits.argmax(1) == target[:, 0]

@@ -39,7 +39,9 @@ class MaskedScale(torch.autograd.Function):
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """`F.dropout`, faster on CPUs; `p` is rounded to 1 / 65536 there. Keeps the shape.
+    """`F.dropout`, faster on CPUs. Keeps the shape.
+
+    On CPUs, `p` is rounded to a multiple of 1 / 65536, at least 1 and at most 65535 of them.
 
     Args:
         x: Any shape.

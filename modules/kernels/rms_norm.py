@@ -30,8 +30,8 @@ class RMSNormFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """(..., E) -> gradients with respect to x and weight.
 
-        With h = grad * weight and r = inverse_rms(x), they are r (h - x r^2 mean(h x)) and the sum
-        of grad x r.
+        With h = grad * weight and r = inverse_rms(x), they are r * (h - x * r^2 * mean(h * x)) and
+        the sum of grad * x * r.
         """
         x, weight = ctx.saved_tensors
         grad = grads[0]

@@ -1,1 +1,1 @@
-"""Models: blocks assembled into ViT, BERT, GPT and encoder-decoders."""
+"""Models: blocks assembled into ViT, Swin, MAE, BERT, GPT and encoder-decoders."""

@@ -61,7 +61,7 @@ class BertConfig:
         head_dropout: Probability of dropping values before the classifier.
         token_dropout: Probability of dropping whole tokens, their vectors zero (Iyyer 2015).
         pad_id: Id of the padding token.
-        embedding_width: Size of the vectors of tokens, segments and learned positions, which a
+        embedding_width: Size of the embeddings of tokens, segments and positions, which a
             linear layer maps to `stack.width`; the masked language model's head maps back to it
             (Lan 2020, section 3.1); null: `stack.width`.
         next_sentence: The masked language model also predicts whether the second sentence follows

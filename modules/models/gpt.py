@@ -43,7 +43,7 @@ class DecoderConfig:
         scale_embedding: Multiply the vectors of tokens, E wide, by sqrt(E) (Vaswani 2017, section
             3.4); tables then start with std 1 / sqrt(E), and, if `tied`, blocks with Xavier's
             values in place of trunc_normal's or gpt2's; null: only with sinusoidal positions.
-        embedding_width: Size of the vectors of tokens and learned positions, which a linear layer
+        embedding_width: Size of the embeddings of tokens and positions, which a linear layer
             maps to `stack.width`; if `tied`, another one maps the blocks' results back (Lan 2020,
             section 3.1); null: `stack.width`.
         stack: The Transformer blocks, without cross-attention. With causal false each token sees
@@ -147,7 +147,7 @@ class Decoder(NextTokenModel):
             cache: Made by `make_cache`: the tokens also attend to those in it, and are appended.
 
         Returns:
-            Hidden states (B, N, E), as wide as the table of `logits`; those at padding are
+            Hidden states (B, N, E), or (B, N, embedding width) if `tied`; those at padding are
             undefined.
 
         Raises:

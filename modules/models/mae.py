@@ -100,8 +100,11 @@ class PixelDecoder(nn.Module):
             initialise(part, stack.init, stack.depth)
 
     def forward(self, x: Tensor, kept: Tensor, masked: Tensor) -> Tensor:
-        """(B, P + K, E), indices (B, K) and (B, M) of patches -> pixels (B, M, C P P)."""
-        x = self.project(x)  # (B, P + K, D)
+        """(B, R + K, E), indices (B, K) and (B, M) of patches -> pixels (B, M, C P P).
+
+        R prefix tokens, K visible patches, M masked ones; the decoder is D wide.
+        """
+        x = self.project(x)  # (B, R + K, D)
         prefix = x.shape[1] - kept.shape[1]
         hidden = self.mask_token.to(x.dtype).expand(*masked.shape, -1)  # (B, M, D)
         # Masked patches come first, so that the last block can skip the visible ones.
@@ -110,10 +113,10 @@ class PixelDecoder(nn.Module):
         grid = grid_positions(self.grid, x.device)  # (1, N, 2)
         positions = take(grid.expand(x.shape[0], -1, -1), order)  # (B, N, 2)
         patches = self.position.embed(patches, positions)
-        x = torch.cat((x[:, :prefix], patches), dim=1)  # (B, P + N, D)
+        x = torch.cat((x[:, :prefix], patches), dim=1)  # (B, R + N, D)
         num_outputs = prefix + masked.shape[1]
         x = run_blocks(self.stack, self.position, x, positions, num_outputs=num_outputs)
-        return self.head(x[:, prefix:])  # (B, P + M, D) -> (B, M, C P P)
+        return self.head(x[:, prefix:])  # (B, R + M, D) -> (B, M, C P P)
 
 
 class MaskedAutoencoder(ViTEncoder):

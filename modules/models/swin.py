@@ -43,16 +43,16 @@ class SwinConfig:
         num_classes: Number of classes; null: to be filled in from the data.
         depths: Number of blocks of each stage. Before each stage but the first, 2 x 2 tokens become
             one, twice as wide.
-        window_size: Height and width of a window, in tokens; at most those of a stage. Windows that
-            do not fill a stage are padded.
+        window_size: Height and width of a window, in tokens. If the grid of a stage is smaller, the
+            window is the grid. A grid that windows do not divide is padded.
         relative_bias: Bias of the scores for each offset in a window, an entry of `RELATIVE_BIASES`
             in modules/windows.py: a learned "table", or computed by an "mlp" (Liu 2022).
         pretrained_windows: Window size of each stage with which the weights were first trained, for
             "mlp"; null: `window_size`.
         stem: From pixels to tokens, an entry of `STEMS` in modules/patch_embedding.py.
         head_dropout: Probability of dropping values before the classifier.
-        stack: The Transformer blocks: depth of all stages together, width and heads of the first;
-            both double at each stage.
+        stack: The Transformer blocks: depth of all stages together; `width`, `heads`, `kv_heads`
+            and `mlp_width` of the first, which double at each stage.
         architecture: The network, an entry of `ARCHITECTURES` in modules/models/images.py.
     """
 
@@ -146,10 +146,10 @@ class SwinConfig:
 
 
 class PatchMerging(nn.Module):
-    """2 x 2 tokens of width E to one of width 2 E: reduction(norm(x)) (Liu 2021), 4 E wide.
+    """2 x 2 tokens of width E are concatenated, normalised and mapped to 2 E (Liu 2021).
 
-    norm(reduction(x)) after blocks of the order "res_post" (Liu 2022). A grid of odd side is filled
-    up with zeros.
+    After blocks of the order "res_post", they are mapped and then normalised (Liu 2022). A grid of
+    odd side is padded with zeros.
     """
 
     def __init__(self, grid: int, config: StackConfig) -> None:
@@ -218,7 +218,7 @@ class Swin(nn.Module):
         initialise(self, stack.init, stack.depth)
 
     def forward(self, images: Tensor, each_head: bool = False) -> Tensor:
-        """(B, C, H, W) -> logits (B, K), with `each_head` (1, B, K) as of `ViT`."""
+        """(B, C, H, W) -> logits (B, K), with `each_head` (1, B, K) as in `ViT`."""
         logits = self.head(self.features(images))
         return logits[None] if each_head else logits
 

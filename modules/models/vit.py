@@ -137,7 +137,7 @@ class ViTConfig:
 class ViTEncoder(nn.Module):
     """Images to vectors of their patches: what classifiers and `MaskedAutoencoder` share.
 
-    Subclasses give `embed` its start values. Raises `ValueError` if `channels` is null.
+    Subclasses give `embed` its initial values. Raises `ValueError` if `channels` is null.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -194,7 +194,7 @@ def run_blocks(
     record: StackCache = NO_CACHE,
     num_outputs: int | None = None,
 ) -> Tensor:
-    """Runs blocks over P tokens without positions, then N patches, with them.
+    """Runs blocks over P tokens without positions, then N patches, which have positions.
 
     (B, P + N, E) -> (B, P + N or `num_outputs`, E). `positions` are those of the patches,
     (B or 1, N, 2); `record` and `num_outputs` are those of `Stack.forward`.
@@ -243,7 +243,7 @@ class ViT(ViTEncoder):
 
         Returns:
             Logits (B, K); with `each_head` (heads, B, K), those for labels first and those for the
-            teacher last. A network with one head has these once.
+            teacher last; (1, B, K) of a network with one head.
         """
         num_read = self.config.num_read
         x = self.tokens(images, record, num_outputs=num_read)  # (B, P + N or `num_read`, E)

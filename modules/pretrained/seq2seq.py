@@ -68,7 +68,7 @@ def reorder_channels(name: str, value: Tensor, order: Tensor) -> Tensor:
 
 
 class T5Family(Seq2SeqFamily):
-    """T5 (Raffel 2020): vectors before a tied table are divided by sqrt(E), scores not at all."""
+    """T5 (Raffel 2020): vectors before a tied table are divided by sqrt(E), scores by nothing."""
 
     def names(self, config: Seq2SeqConfig) -> Names:
         """As in the base class; with a gate, two layers take the place of one."""

@@ -87,7 +87,7 @@ def resize_offsets(table: Tensor, size: int) -> Tensor:
         low, high = (low, ratio) if is_large else (ratio, high)
     half = (ratio ** torch.arange(old, dtype=torch.float64)).cumsum(0)
     places = torch.cat((-half.flip(0), torch.zeros(1), half)).float()  # (2S-1,)
-    wanted = torch.arange(-new, new + 1.0)  # (2S'-1,)
+    wanted = torch.arange(-new, new + 1.0)  # (2Z-1,)
     right = torch.bucketize(wanted, places).clamp(1, 2 * old)
     left = places[right - 1]
     weight = ((wanted - left) / (places[right] - left)).clamp(0, 1)[:, None, None]

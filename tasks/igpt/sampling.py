@@ -23,8 +23,8 @@ class PixelSampling:
         temperature: Number that scores are divided by before sampling; 0: always the most likely
             colour.
         top_k: Sample from the k most likely colours only (Fan 2018); null: from all.
-        top_p: Sample from the most likely colours that together have this probability (Holtzman
-            2020); null: from all.
+        top_p: Sample from the fewest most likely colours that together have at least this
+            probability (Holtzman 2020); null: from all.
         min_p: Sample from colours with at least this fraction of the most likely one's probability
             (Nguyen 2024); null or 0: from all.
         seed: Seed of the first image; that of each next image is 1 higher.

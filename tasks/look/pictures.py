@@ -72,7 +72,7 @@ class Stage(NamedTuple):
         return patch_distance(weights, self.grid, self.size)
 
     def picture(self, image: Tensor) -> Tensor:
-        """The image (C, S, S), filled up if 2 x 2 tokens do not fill the grid before."""
+        """The image (C, S, S), padded if 2 x 2 tokens do not fill the grid before."""
         missing = self.side * self.size - image.shape[-1]
         return F.pad(image, (0, missing, 0, missing))
 

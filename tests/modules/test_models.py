@@ -225,7 +225,7 @@ def test_recorded_weights_are_those_of_the_mask(kind: str) -> None:
         assert not weights.masked_fill((SOURCE > 0)[:, None, None], 0).any()
 
 
-# Tables, sizes, start values ---------------------------------------------------------------------
+# Tables, sizes, initial values --------------------------------------------------------------------
 
 
 @torch.no_grad()

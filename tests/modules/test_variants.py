@@ -102,7 +102,7 @@ def test_values_may_be_wider_than_keys(kv_heads: int, context_width: int | None)
     assert record[0].shape == (B, H, N, N if context is None else M)
 
 
-# Norms, residual sums, start values --------------------------------------------------------------
+# Norms, residual sums, initial values -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NORMS)
