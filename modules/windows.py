@@ -94,9 +94,7 @@ class Windows(NamedTuple):
         size = self.grid**2
         tokens = self.tokens(weights.device)  # (W, A)
         parts = weights.unflatten(1, (self.rows**2, -1)).transpose(1, 2)  # (B, H, W, A, A)
-        whole = parts.new_zeros(
-            *parts.shape[:2], size + 1, size + 1
-        )  # one more for -1
+        whole = parts.new_zeros(*parts.shape[:2], size + 1, size + 1)  # one more for -1
         whole[:, :, tokens[:, :, None], tokens[:, None]] = parts
         return whole[:, :, :size, :size]
 

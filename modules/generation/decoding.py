@@ -165,7 +165,7 @@ def check_prompts(
             len(prompt) <= max_length,
             f"{name} {number} has {len(prompt)} tokens, over the model's {max_length}; shorten it.",
         )
-        check_tokens(f"A token of {name.lower()} {number}", prompt, vocabulary)
+        check_tokens(f"{name} {number} has a token that", prompt, vocabulary)
 
 
 def check_tokens(name: str, tokens: Collection[int], vocabulary: int) -> None:

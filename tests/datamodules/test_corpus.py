@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from datamodules.corpus import CorpusData
 from datamodules.sources import CorpusOptions
 from datamodules.tokenizers import Tokenizer, TokenizerConfig
 from datamodules.utils.errors import DataError, UsageError
@@ -205,3 +206,9 @@ def test_a_text_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:-3000])
     with pytest.raises(DataError, match="changed"):
         data.setup("fit")
+
+
+def test_the_sample_for_the_tokenizer_is_in_millions_of_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    data = CorpusData(path=str(tmp_path / "a.txt"), dataset=CorpusOptions(sample=0.002))
+    assert len("".join(data.training_texts())) == 2000

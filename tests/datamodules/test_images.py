@@ -19,6 +19,8 @@ from datamodules.images import ImageData, UnlabelledImageData
 from datamodules.images import LoadingOptions as Loading
 from datamodules.sources import SOURCES, DatasetOptions
 from datamodules.utils.splits import stratified_split
+from datamodules.vision.image_datasets import MemoryImages, channel_statistics
+from datamodules.vision.records import PixelRecords
 from tests.helpers.images import CLASSES, METADATA, random_image, save_image
 
 FORMATS = [("jpg", "RGB"), ("png", "RGBA"), ("bmp", "RGB"), ("gif", "P"), ("webp", "RGB")]
@@ -300,3 +302,21 @@ def test_a_data_set_smaller_than_a_batch_is_trained_as_one_batch(small_images: P
     data.setup("fit")
     (batch,) = data.train_dataloader()
     assert len(batch["image"]) == 18 and batch["index"].sort().values.tolist() == [*range(18)]
+
+
+def test_statistics_are_those_of_all_parts() -> None:
+    pixels = (torch.arange(5000) * 256 // 5000).to(torch.uint8)  # dark, then bright
+    data = MemoryImages(pixels[:, None, None, None].expand(-1, 1, 2, 2), torch.zeros(5000))
+    mean = float(pixels.float().mean()) / 255
+    assert channel_statistics(data)[0] == [pytest.approx(mean, abs=1e-4)]
+    data.in_memory = False  # as a stream, of which some images are read
+    (mean,), (std,) = channel_statistics(data)
+    assert mean == pytest.approx(0.5, abs=0.03) and std == pytest.approx(0.29, abs=0.02)
+    flat = MemoryImages(torch.full((2, 1, 4, 4), 7, dtype=torch.uint8), torch.zeros(2))
+    assert channel_statistics(flat)[1] == [0.0039]  # 1 / 255
+
+
+def test_grey_is_rounded() -> None:
+    pixels = torch.tensor([1, 1, 0], dtype=torch.uint8).view(1, 3, 1, 1)
+    grey = PixelRecords(pixels, torch.zeros(1), torch.arange(1)).image(0, 1)
+    assert grey.item() == 1

@@ -13,8 +13,10 @@ from transformers import ImageGPTImageProcessor
 
 from datamodules.pixels import PixelData
 from datamodules.utils.errors import DataError, UsageError
+from datamodules.vision import palette
 from datamodules.vision.image_datasets import MemoryImages
-from datamodules.vision.palette import Palette, fit_palette, read_palette
+from datamodules.vision.palette import Palette, fit_palette, k_means, read_palette
+from tests.helpers.command import Patch
 from tests.helpers.images import random_image, save_image
 
 
@@ -138,3 +140,18 @@ def test_a_palette_other_than_the_checkpoints_is_refused(tmp_path: Path) -> None
         PixelData(path=path, palette=str(file), palette_size=3).setup("fit")
     with pytest.raises(UsageError, match="at least 2"):
         PixelData(path=path, palette_size=1)
+
+
+def test_the_palette_is_that_of_all_images(monkeypatch: Patch) -> None:
+    pixels = torch.randint(100, (30, 3, 48, 48), dtype=torch.uint8)
+    pixels[25:, 0] += 150  # red, after the first 50,000 pixels
+    assert fit_palette(MemoryImages(pixels, torch.zeros(30)), 6).colours[:, 0].max() > 150
+    monkeypatch.setattr(palette, "IMAGES", 2)  # the seed chooses them
+    plain = torch.arange(50, dtype=torch.uint8)[:, None, None, None].expand(-1, 1, 4, 4)
+    images = MemoryImages(plain, torch.zeros(50))
+    assert len({str(fit_palette(images, 8, seed).colours) for seed in range(5)}) > 1
+
+
+def test_colours_are_sorted_by_brightness() -> None:
+    colours = k_means(torch.randint(256, (500, 3)), 8, 0)
+    assert (colours.sum(1).diff() >= 0).all()

@@ -241,3 +241,11 @@ def test_scores_in_16_bits_are_added_and_weighed_in_32() -> None:
     )
     expected = expected.transpose(1, 2).flatten(0, 1)[:, :, None]
     close(found.double(), expected, atol=0.05)
+
+
+def test_a_source_of_padding_has_no_influence_on_a_prefix_lm() -> None:
+    net = tiny("prefix")
+    targets = random_tokens(2, 7)
+    padding_mask = torch.tensor([[True] * 5, [False] * 5])
+    first, second = (net(random_tokens(2, 5), targets, padding_mask)[1] for _ in range(2))
+    close(first, second)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from modules.config import StackConfig
-from modules.models.mae import MAE_PRESETS, MAEConfig, MaskedAutoencoder
+from modules.models.mae import MAE_PRESETS, MAEConfig, MaskedAutoencoder, moments
 from modules.models.vit import VIT_PRESETS, ViT
 from modules.patch_embedding import STEMS, cut_patches, join_patches
 from modules.position import POSITIONS
@@ -169,3 +169,10 @@ def test_encoders_are_those_of_the_vit() -> None:
     for name in ("base", "large", "huge"):
         ours, theirs = MAE_PRESETS[name], VIT_PRESETS[name]
         assert replace(ours.encoder, position="learned", num_classes=1000) == theirs
+
+
+def test_patches_are_normalised_with_the_published_epsilon() -> None:
+    patches = 1e-3 * torch.randn(2, 3, 48)
+    mean, std = moments(patches)
+    close(mean, patches.mean(-1, keepdim=True), atol=0)
+    close(std, (patches.var(-1, keepdim=True) + 1e-6).sqrt(), atol=0)

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modules.attention import ATTENTIONS, MultiHeadAttention
+from modules.attention import ATTENTIONS, MultiHeadAttention, attention
 from modules.config import StackConfig
 from modules.masks import causal
 from modules.models.gpt import Decoder, DecoderConfig
 from modules.norm import NORMS
 from modules.pooling import POOLINGS
-from modules.position import build_position, grid_positions
+from modules.position import POSITIONS, build_position, grid_positions, resize_grid
 from modules.record import WeightRecorder
 from modules.transformer import Stack
 from tests.helpers.tiny_models import close, random_tokens, shaken, tiny
@@ -340,3 +340,36 @@ def test_decoders_take_longer_texts_than_in_training_unless_positions_are_learne
         return
     long.load_state_dict(short.state_dict())
     close(short(tokens), long(tokens))
+
+
+def test_softmax_is_computed_in_32_bits() -> None:
+    q, k, v = torch.randn(3, 2, 4, 9, 8).bfloat16()
+    seen: list[Tensor] = []
+    attention(q, k, v, on_weights=seen.append)
+    assert seen[0].dtype == torch.float32
+    close(seen[0].sum(-1), torch.ones(2, 4, 9), 1e-6)
+    pool: Any = POOLINGS["sequence"](16, 1, 9).bfloat16()
+    x = 3 * torch.randn(2, 9, 16).bfloat16()
+    weights = pool.score(x).float().softmax(1).bfloat16()
+    assert torch.equal(pool(x), (weights.mT @ x)[:, 0])
+
+
+def test_scores_of_the_user_stay() -> None:
+    scores = torch.randn(1, 2, 4, 4)
+    before = scores.clone()
+    x = torch.randn(1, 2, 4, 3)
+    attention(x, x, x, causal(4), score_fn=lambda q, k: scores)
+    assert torch.equal(scores, before)
+
+
+def test_the_alibi_of_images_is_by_euclidean_distance() -> None:
+    positions = grid_positions((3, 4))
+    alibi = POSITIONS["alibi"](StackConfig(16, heads=2), (3, 4))
+    distance = torch.cdist(positions.float(), positions.float())  # (1, N, N)
+    slopes = torch.tensor([1 / 16, 1 / 256])[:, None, None]
+    close(alibi.bias(positions, positions), -slopes * distance[:, None])
+
+
+def test_positions_of_texts_are_resized_between_centres() -> None:
+    resized = resize_grid(torch.arange(4.0)[:, None], (8,))[:, 0]
+    close(resized, torch.tensor([0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3]))

@@ -176,3 +176,9 @@ def test_vectors_of_any_size_get_their_length(dtype: torch.dtype) -> None:
         close(y.float().norm(dim=1), torch.tensor([0.0, 3, 3, 3]), rtol=1e-2)
         (grad,) = torch.autograd.grad(y.float().square().sum() + y.float().sum(), x)
         assert grad.isfinite().all()
+
+
+def test_key_value_heads_and_hidden_widths_double_at_each_stage() -> None:
+    stack = StackConfig(8, 3, 2, kv_heads=1, mlp_width=20)
+    stage = SwinConfig(8, 1, 1, 3, (1, 2), 3, stack=stack).stage(1)
+    assert (stage.kv_heads, stage.mlp_width) == (2, 40)

@@ -297,3 +297,31 @@ def test_rates_of_dropout(name: str, changes: Settings, rates: tuple[float, ...]
     if family == "llama":  # which has no other rates
         stack = replace(config.stack, dropout=0.1, drop_path=0.1)
         assert decoder.FAMILIES["llama"].config_to_external(replace(config, stack=stack)) == written
+
+
+def read_config(name: str, *left_out: str, **entries: Any) -> Any:
+    """Our config from a config.json of Hugging Face without some entries."""
+    written = CASES[name].written(**entries)
+    kept = {key: value for key, value in written.items() if key not in left_out}
+    return config_from_huggingface(kept, FAMILIES)[1]
+
+
+def test_entries_that_are_left_out_have_the_defaults_of_transformers() -> None:
+    config = read_config("MistralForCausalLM", "sliding_window", max_position_embeddings=9000)
+    assert config.sliding_window == config.max_length == 4096
+    entries = {"use_sliding_window": True, "sliding_window": 8}
+    for depth, window in ((28, None), (29, 8)):  # the first 28 layers see everything
+        config = read_config(
+            "Qwen2ForCausalLM",
+            "max_window_layers",
+            "layer_types",
+            num_hidden_layers=depth,
+            **entries,
+        )
+        assert config.sliding_window == window
+
+
+def test_a_roberta_drops_values_before_and_after_its_pooler() -> None:
+    entries = {"hidden_dropout_prob": 0.2, "classifier_dropout": 0.3}
+    config = read_config("RobertaForMaskedLM", **entries)
+    assert (config.pooler_dropout, config.head_dropout) == (0.3, 0.3)

@@ -255,3 +255,8 @@ def test_a_run_says_that_it_uses_a_part_of_the_labels(task: str, console: Consol
     assert f"{count} training (5 %" in console.printed(resumed, task)[0]
     error = console.refused(f"{resumed} --data.label_fraction 0.1", "training samples", task=task)
     assert str(count) in error
+
+
+def test_a_class_that_is_predicted_but_never_true_counts_in_the_mean() -> None:
+    report = class_report(torch.tensor([[2, 1], [0, 0]]), ["a", "b"])
+    assert report[2] == pytest.approx([2 / 3, 0, 1 / 3])

@@ -214,3 +214,16 @@ def test_objects_of_json_need_not_have_the_same_names(tmp_path: Path) -> None:
     write(tmp_path / "b.jsonl", [{"id": 1, "url": None, "body": "one"}, {"id": 2, "tags": ["a"]}])
     with pytest.raises(UsageError, match="set --data.dataset.text_column to body"):
         [*source(tmp_path / "b.jsonl").read("train")]
+
+
+def test_a_split_that_starts_in_a_later_piece_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 200_000)
+    validation = source(tmp_path / "a.txt").split("val")
+    assert [piece.opens for piece in validation] == [True, False]
+
+
+def test_the_digest_depends_on_where_a_split_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 1003)
+    splits = [source(tmp_path / "a.txt", val_fraction=part).split("train") for part in (0.1, 0.2)]
+    assert splits[0].digest != splits[1].digest
+    assert splits[0].characters == 902  # of 902.7, as in nanoGPT

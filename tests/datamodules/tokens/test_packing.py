@@ -158,3 +158,7 @@ def test_best_fit_decreasing_loses_hardly_any_room(capacity: int) -> None:
         assert len(used) <= np.ceil(sizes.sum() / capacity) * 1.02 + 1
         assert (best_fit_decreasing(sizes, capacity) == rows).all()
         assert len(used) == 1 or np.sort(used)[:2].sum() > capacity  # no two rows fit into one
+
+
+def test_a_document_goes_where_the_least_room_is_left() -> None:
+    assert best_fit_decreasing(np.array([6, 5, 4, 3, 2]), 10).tolist() == [0, 1, 0, 1, 1]

@@ -13,7 +13,10 @@ from datamodules.utils.batching import (
     BucketBatchSampler,
     EvalBatchSampler,
     ResumableBatchSampler,
+    balanced_sample,
     count_tokens,
+    epoch_permutation,
+    pair_sort_keys,
     round_up,
 )
 
@@ -251,3 +254,22 @@ def test_pairs_are_hardly_padded_on_either_side() -> None:
         for by in (lengths, lengths.amax(1), lengths[:, 0])
     ]
     assert fractions[0] < 0.05 < 2 * fractions[0] < min(fractions[1:]), fractions
+
+
+def test_every_seed_and_epoch_has_its_own_order() -> None:
+    lengths = torch.arange(200)
+    orders = {
+        tuple(int(lengths[batch].max()) for batch in sampler.batches(epoch))
+        for sampler in (BucketBatchSampler(lengths, 4, None, seed, True) for seed in (0, 1))
+        for epoch in (0, 1)
+    }
+    assert len(orders) == 4
+    assert not torch.equal(epoch_permutation(50, 0, 1), epoch_permutation(50, 1, 0))
+    classes = torch.arange(50) % 3
+    assert not torch.equal(balanced_sample(classes, 0, 1), balanced_sample(classes, 1, 0))
+
+
+def test_pairs_are_sorted_by_their_longer_side() -> None:
+    pairs = torch.cartesian_prod(torch.arange(1, 21), torch.arange(1, 21))
+    order = pair_sort_keys(pairs).argsort(stable=True)
+    assert pairs.amax(1)[order].diff().min() >= 0

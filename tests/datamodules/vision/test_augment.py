@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.transforms import v2
 
-from datamodules.vision.augment import Augment, AugmentConfig, normalise
+from datamodules.vision.augment import Augment, AugmentConfig, normalise, random_boxes
 from datamodules.vision.rand_augment import OPERATIONS, RandAugment
 
 
@@ -94,14 +94,20 @@ def test_resized_crops_have_the_area_and_ratio_given_and_stay_inside() -> None:
     ramp = torch.arange(side, dtype=torch.float).mul(3).to(torch.uint8)
     image = torch.stack([ramp.expand(side, side), ramp[:, None].expand(side, side)])
     augment = Augment(AugmentConfig(resized_crop=0.25))
-    out = augment(image.expand(500, -1, -1, -1)).float() / 3  # column and row of each pixel
+    out = augment(image.expand(2000, -1, -1, -1)).float() / 3  # column and row of each pixel
     width = (out[:, 0, 0, -1] - out[:, 0, 0, 0]) / (side - 1)
     height = (out[:, 1, -1, 0] - out[:, 1, 0, 0]) / (side - 1)
     area = width * height
     ratio = width / height
     assert 0.24 < area.min() < 0.3
     assert 0.9 < area.max() <= 1.01
-    assert 0.72 < ratio.min() < ratio.max() < 1.38
+    assert 0.72 < ratio.min() < 0.8 and 1.25 < ratio.max() < 1.38
+    assert 0.58 < area.mean() < 0.67  # uniform from 0.25 to 1
+    small = area < 0.5  # whose places vary most
+    left = out[small, 0, 0, 0] / side / (1 - width[small])  # 0 to 1
+    top = out[small, 1, 0, 0] / side / (1 - height[small])
+    assert abs(left.mean() - 0.5) < 0.06 and abs(top.mean() - 0.5) < 0.06
+    assert abs(torch.corrcoef(torch.stack([left, top]))[0, 1]) < 0.15
 
 
 @pytest.mark.parametrize("smallest", [0.6, 0.9, 1.0])
@@ -193,3 +199,41 @@ def test_targets_are_the_fraction_of_each_class_in_the_pixels(options: dict[str,
         assert whole.all()
     else:
         assert 10 < whole.sum() < 54
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 8.0])
+def test_mixing_weights_are_drawn_from_beta(alpha: float) -> None:
+    classes = torch.arange(8000) % 200
+    targets = F.one_hot(classes).float()
+
+    def drawn(**alphas: float) -> tuple[Tensor, Tensor]:
+        """The weight of each image's own label, and whether rectangles were pasted."""
+        _, mixed = Augment(AugmentConfig(**alphas)).mix(torch.zeros(8000, 1, 32, 32), targets)
+        weight = mixed.gather(1, classes[:, None])[:, 0]
+        return weight, (weight * 32**2).frac() == 0
+
+    weight, is_cutmix = drawn(mixup=alpha, cutmix=9 - alpha)
+    assert 0.45 < is_cutmix.float().mean() < 0.55
+    variance = float(weight[~is_cutmix].var())
+    assert variance == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.12)
+    weight, is_cutmix = drawn(mixup=9 - alpha, cutmix=alpha)
+    small = float((1 - weight[is_cutmix] < 0.05).float().mean())
+    beta = torch.distributions.Beta(alpha, alpha).sample((8000,))
+    assert small == pytest.approx(float((beta < 0.05).float().mean()), abs=0.08)
+
+
+def test_boxes_are_anywhere() -> None:
+    boxes = random_boxes(torch.full((4000,), 0.25), torch.ones(4000), 32, 32)
+    covered = boxes.float().mean((0, 1))  # (H, W)
+    for flipped in (covered.flip(0), covered.flip(1)):
+        torch.testing.assert_close(covered, flipped, atol=0.08, rtol=0)
+    assert covered[16, 16] == pytest.approx(0.25, abs=0.03)
+
+
+def test_erased_rectangles_have_the_published_areas_and_ratios() -> None:
+    blank = (Augment(AugmentConfig(erase=1.0)).erase(torch.ones(4000, 1, 64, 64)) == 0)[:, 0]
+    cut = blank[:, 0].any(1) | blank[:, -1].any(1) | blank[:, :, 0].any(1) | blank[:, :, -1].any(1)
+    height, width = (blank.any(axis).sum(1)[~cut] for axis in (2, 1))
+    area = height * width / 64**2
+    assert 0.01 < area.min() < 0.04 and 0.25 < area.max() < 0.36  # 0.02 to 0.33
+    assert 0.28 < (height / width).min() < 0.4 and 2.5 < (height / width).max() < 3.6

@@ -164,3 +164,37 @@ def test_there_may_be_fewer_tokens_than_beams(kind: str, size: str) -> None:
     for new, beams, count in ((1, 5, 3), (2, 12, 9)):  # each sequence once
         rows = sequences(net, [[1]], max_new_tokens=new, beams=beams)[0]
         assert len({tuple(row) for row in rows}) == len(rows) == count
+
+
+class FivePrompts(Scripted):
+    """The first has scores of its own; one of five that has ended stays in the batch."""
+
+    other = torch.tensor([[0.5, 0.4, 0.0, 0.1]]).log()
+
+    def prefill(self) -> Tensor:
+        return torch.cat((self.scores[:1], self.other.repeat(4, 1)))
+
+    def decode_step(self, tokens: Tensor) -> Tensor:
+        scores = super().decode_step(tokens)
+        scores[self.beams :] = self.other
+        return scores
+
+
+def test_a_prompt_that_has_ended_keeps_its_result() -> None:
+    config = GenerationConfig(early_stopping="first")
+    found = run_beam_search(FivePrompts(MIXED, 2), config, {2})[0]
+    assert found == run_beam_search(Scripted(MIXED, 2), config, {2})[0]
+
+
+def test_beams_go_on_beside_many_end_tokens() -> None:
+    rows = [[0.01, 0.02, 0.07, 0.2, 0.3, 0.4], [0.1, 0.5, *[0.1] * 4], [0.5, *[0.1] * 5]]
+    config = GenerationConfig(length_penalty=5.0)
+    (found,) = run_beam_search(Scripted(rows, 2), config, {2, 3, 4, 5})  # the best four all end
+    assert [tokens for tokens, _ in found] == [[1, 1, 0], [0, 1, 0]]
+
+
+def test_a_negative_length_penalty_favours_the_next_token() -> None:
+    rows = [[0.6, 0.05, 0.35], [0.55, 0.05, 0.4], [0.005, 0.005, 0.99], *[[0.3, 0.3, 0.4]] * 3]
+    config = GenerationConfig(length_penalty=-0.5)
+    (found,) = run_beam_search(Scripted(rows, 2), config, {2})
+    assert [tokens for tokens, _ in found] == [[2], [0, 0, 2]]

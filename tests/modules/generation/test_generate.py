@@ -187,3 +187,29 @@ def test_other_arguments_that_do_not_fit_are_refused(kind: str) -> None:
             generate(net, PROMPTS, GenerationConfig(beams=2))
         with pytest.raises(ValueError, match="1 seeds"):  # before the first token is asked for
             generate(net.eval(), PROMPTS, GenerationConfig(), seeds=[1])
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0, "repetition_penalty": 1.2}, {"seed": 3}])
+def test_scores_without_beams_are_divided_by_the_length(options: dict[str, Any]) -> None:
+    net = tiny("encoder_decoder")
+    found = scored(net, length_penalty=2.0, stop=STOP, **options)
+    for prompt, ((tokens, rated),) in zip(PROMPTS, found, strict=True):
+        assert rated == pytest.approx(score(net, prompt, tokens, 2.0), abs=1e-4)
+
+
+def test_a_forced_token_costs_nothing() -> None:
+    config = GenerationConfig(1, temperature=0.0)
+    rules = DecodingRules(forced_bos=(5,))
+    for (row,) in translate(tiny("encoder_decoder"), PROMPTS, config, START, STOP, rules=rules):
+        assert row.tokens == [5] and row.score == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_probabilities_are_always_renormalised_when_sampling(temperature: float) -> None:
+    net = tiny("encoder_decoder", output_bias=True)
+    config = GenerationConfig(9, temperature=temperature, repetition_penalty=3.0)
+    first, second = (
+        translate(net, PROMPTS, config, START, STOP, rules=DecodingRules(renormalize))
+        for renormalize in (True, False)
+    )
+    assert first == second

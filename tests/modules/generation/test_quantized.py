@@ -144,3 +144,12 @@ def test_int8_keeps_all_axes_but_the_last(shape: tuple[int, ...]) -> None:
 def test_other_names_of_quantization_are_refused() -> None:
     with pytest.raises(ValueError, match="int8"):
         prepare(tiny("gpt"), "int4")  # type: ignore[arg-type]
+
+
+def test_rows_of_zeros_give_the_bias_and_the_engine_stays() -> None:
+    engine = torch.backends.quantized.engine
+    bias = torch.arange(9.0)
+    layer = QuantizedLinear(torch.randn(9, 16), bias)
+    assert torch.backends.quantized.engine == engine
+    for rows in (1, 2):
+        assert torch.equal(layer(torch.zeros(rows, 16)), bias.expand(rows, -1))

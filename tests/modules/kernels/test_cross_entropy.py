@@ -16,6 +16,7 @@ from modules.kernels.cross_entropy import (
     add_product,
     chunk_loss,
     chunked_cross_entropy,
+    is_largest,
     plain_cross_entropy,
 )
 from modules.models.gpt import Decoder, DecoderConfig
@@ -163,3 +164,11 @@ def test_a_compiled_model_can_be_copied() -> None:
     net.compile(backend="eager")
     for compiled in (net, copy.deepcopy(net)):
         close(compiled.loss(compiled(tokens), tokens)[0], expected)
+
+
+def test_equal_logits() -> None:
+    logits = torch.ones(2, 4)
+    logits[1, 1:3] = 2
+    target = torch.tensor([[1], [2]])
+    assert is_largest(logits.bfloat16(), target).tolist() == [False, False]  # the first counts
+    assert is_largest(logits, target).tolist() == [False, True]

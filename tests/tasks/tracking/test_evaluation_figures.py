@@ -378,3 +378,9 @@ def test_each_sample_once_in_two_processes(server: Server, tmp_path: Path) -> No
     assert len(one) == 359 and one == other
     found = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("one", "two")]
     assert found[0]["test/acc"] == found[1]["test/acc"]
+
+
+def test_the_mean_curve_is_that_of_classes_with_samples() -> None:
+    macro, *curves = roc_curves(torch.rand(50, 4), torch.arange(50) % 2, list("abcd"))
+    assert macro.auc == pytest.approx(sum(curve.auc for curve in curves) / 2)
+    assert macro.true_positive_rate[-1] == 1

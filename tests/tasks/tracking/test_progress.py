@@ -231,3 +231,21 @@ def test_kept_lines_fit_the_terminal(task: str, monitor: str, columns: int) -> N
 )
 def test_duration(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_larger_batches_of_validations_are_estimated(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(progress, "Task", SimpleNamespace)
+    data = SimpleNamespace(batch_size=8, eval_batch_size=32)
+    task: Any = SimpleNamespace(total_steps=lambda: 10, datamodule=data)
+    trainer: Any = SimpleNamespace(
+        global_step=0,
+        accumulate_grad_batches=1,
+        num_training_batches=10,
+        num_val_batches=[2],
+        val_check_batch=10,
+        check_val_every_n_epoch=1,
+    )
+    estimate = TimeEstimate()
+    estimate.seconds_per_batch = 3.0
+    # A validation batch has 4 times the samples, of a third of the time each.
+    assert estimate.seconds_left(trainer, task) == 10 * 3 + 2 * 4 * 3 / 3

@@ -7,7 +7,7 @@ import pytest
 import tessera
 import torch
 from torch import Tensor
-from torchvision.transforms.functional import hflip, resize, ten_crop
+from torchvision.transforms.functional import center_crop, hflip, resize, ten_crop
 
 from datamodules.utils.errors import UsageError
 from datamodules.vision.views import VIEWS, average_over_views
@@ -95,3 +95,9 @@ def test_training_validates_without_it(console: Console) -> None:
         console.printed(f"{line} --model.tta {name} --run_dir {name}")
         losses.append((logged(name, "val/loss")[-1], summary(name)["test/loss"]))
     assert len({val for val, _ in losses}) == 1 and len({test for _, test in losses}) == len(VIEWS)
+
+
+def test_ten_crop_enlarges_by_an_eighth() -> None:
+    images = torch.rand(1, 3, 224, 224)
+    larger = resize(images, [256, 256], antialias=True)
+    assert torch.equal(VIEWS["ten_crop"](images)[-1], center_crop(larger, [224, 224]))
