@@ -322,7 +322,7 @@ class RunCheckpoint(ModelCheckpoint):
         if self._defer_save_until_validation and self.save_last and not is_due:
             self.save_now(trainer)  # `last` needs no metric
         self._defer_save_until_validation |= was_deferred
-        if trainer.fit_loop.epoch_loop.validation_due:  # type: ignore[attr-defined]
+        if is_due:
             self._last_global_step_saved = -1  # what comes after the validation is not saved yet
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: pl.LightningModule) -> None:

@@ -220,7 +220,7 @@ class PredictionFile:
     def check_default(self) -> None:
         """Raises `UsageError` if no file was named, and the default one cannot be written.
 
-        Nor does it replace the results of a run's test.
+        It also does so if that file holds the results of a run's test.
         """
         if not self.is_default:
             return

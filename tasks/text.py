@@ -37,7 +37,7 @@ class TextTask(Task):
     def check_options(
         options: Any, on_command_line: Collection[str], given: Collection[str]
     ) -> None:
-        """Refuses options for training a tokenizer if a trained one is given, as `Task` does."""
+        """Refuses options for training a tokenizer if a trained one is given."""
         if options.data.tokenizer.file is None:  # that of pretrained weights is filled in, too
             return
         origin = options.data.tokenizer.file

@@ -1,4 +1,4 @@
-"""The two kinds of errors that users see."""
+"""Errors that users see; `tasks.errors` adds that of a run."""
 
 from typing import Any
 

@@ -137,7 +137,10 @@ def pixel_augmentations(config: AugmentConfig) -> list[nn.Module]:
 
 
 def normalise(images: Tensor, mean: list[float], std: list[float]) -> Tensor:
-    """uint8 (B, C, H, W) -> float32 (B, C, H, W): (value / 255 - mean) / std in each channel."""
+    """uint8 (B, C, H, W) -> float32 (B, C, H, W): (value / 255 - mean) / std in each channel.
+
+    float32 images are changed in place.
+    """
     scales = [1 / (255 * s) for s in std]
     shifts = [-m / s for m, s in zip(mean, std, strict=True)]
     factors = torch.tensor([scales, shifts])[..., None, None]  # (2, C, 1, 1)

@@ -22,7 +22,7 @@ STATISTICS_SAMPLE = 2048  # images that mean and standard deviation of a stream 
 class MemoryImages:
     """A decoded split, uint8 (S, C, H, W): a batch is one indexing operation.
 
-    With labels, int64 (S,), or for prediction the names of files.
+    With labels as in `Records`, or for prediction the names of files.
     """
 
     in_memory = True

@@ -21,7 +21,7 @@ class Records:
     """The S images of one split, not decoded: sample i is `items[rows[i]]`."""
 
     items: Any  # all images of the files
-    labels: Tensor  # (S,) int64
+    labels: Tensor  # int64 (S,), or float32 (S, K) for several labels, (S,) for numbers
     rows: Tensor  # (S,) int64, into `items`
     where: str = ""  # name of the table in messages
     names: Sequence[str] = ()  # of all images, as a table has them; empty: their paths

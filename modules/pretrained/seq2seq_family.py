@@ -165,8 +165,6 @@ class Seq2SeqFamily(TransformersFamily[Seq2SeqConfig]):
             settings |= write_options(source, {theirs: ours}, self.activations)
         for side, names in self.side_options.items():
             settings |= write_options(getattr(config, side), names, self.activations)
-        if "activation_dropout" in settings:
-            settings["activation_dropout"] = config.encoder.resolved.mlp_dropout
         values = next(values for values, tying in self.tying.items() if tying == config.tying)
         settings |= dict(zip(self.tying_options, values, strict=True))
         settings["tie_word_embeddings"] = config.tying in ("all", "target")

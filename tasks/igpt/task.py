@@ -14,6 +14,7 @@ from datamodules.utils.files import write_text
 from datamodules.vision.augment import Augment, AugmentConfig
 from modules.models.gpt import IMAGEGPT_PRESETS, Decoder, DecoderConfig
 from tasks.base import Batch, StepOutput, Task
+from tasks.checkpoints.reading import best_checkpoint
 from tasks.errors import UsageError
 from tasks.igpt.architectures import PixelModel, fit_to_data, load_pretrained, palette_json
 from tasks.igpt.pictures import completion_grid, sample_grid
@@ -80,7 +81,7 @@ class IGPTTask(Task):
                 "predict; leave it out"
             )
         self.net_config = net
-        self.pretrained = None if pretrained is None else str(pretrained)
+        self.pretrained = None if pretrained is None else best_checkpoint(pretrained)
         self.augment = Augment(augment)
         self.picture_config = pictures
         self.evaluated: Tensor | None = None  # images to complete

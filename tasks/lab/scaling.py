@@ -75,10 +75,10 @@ def residuals(theta: Tensor, logs: Tensor, target: Tensor) -> tuple[Tensor, Tens
     return terms.logsumexp(0) - target, torch.stack(slopes, -1)
 
 
-def huber(residual: Tensor, delta: float = DELTA) -> Tensor:
+def huber(residual: Tensor) -> Tensor:
     """The sum of Huber's losses of (S, R) -> (S,)."""
     size = residual.abs()
-    return torch.where(size <= delta, size.square() / 2, delta * (size - delta / 2)).sum(-1)
+    return torch.where(size <= DELTA, size.square() / 2, DELTA * (size - DELTA / 2)).sum(-1)
 
 
 def minimise(theta: Tensor, logs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

@@ -142,7 +142,8 @@ def load_folder(folder: ModelFolder) -> LanguageModel:
     with usage_errors(f"{folder.option} {folder.source}"):
         if tokenizer.vocab_size > (folder.config.vocabulary or 0):
             raise UsageError(
-                f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer"
+                f"its tokenizer has {tokenizer.vocab_size} tokens, its config.json fewer: "
+                "give files of one model"
             )
         net = Decoder(folder.config)
         load_weights(net, folder.weights())

@@ -92,7 +92,7 @@ def score(options: ScoreOptions) -> None:
     stride = check_windows(model.net, options.stride, options.batch_size)
     texts: list[str | None] = [*options.text] or [None]
     files = [load_tokens(options.input, text, options.data, model.metadata) for text in texts]
-    packing = model.metadata.get("packing", "windows")  # older checkpoints do not say
+    packing = model.metadata.get("packing", "windows")  # models of Hugging Face do not say
     for file in files:
         if not len(bounds(file, packing)[0]):
             name = options.input or "--text"

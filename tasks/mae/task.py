@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from datamodules.utils.random_numbers import rand_of_seeds
 from modules.models.mae import MAE_PRESETS, MAEConfig, MaskedAutoencoder
 from tasks.base import Batch, StepOutput
+from tasks.checkpoints.reading import best_checkpoint
 from tasks.checkpoints.weights import fill_config
 from tasks.errors import UsageError
 from tasks.mae.pictures import three_pictures
@@ -53,7 +54,7 @@ class MAETask(ImageTask):
                     "already"
                 )
         self.net_config = net
-        self.pretrained = None if pretrained is None else str(pretrained)
+        self.pretrained = None if pretrained is None else best_checkpoint(pretrained)
         self.collected: dict[str, Picture] = {}
 
     def build(self, metadata: Mapping[str, Any]) -> MaskedAutoencoder:

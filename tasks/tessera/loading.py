@@ -131,7 +131,9 @@ def load(
         raise UsageError(f"threads is {threads!r}, but must be a whole number of at least 1.")
     model = find(str(source))
     if not isinstance(model, kind):
-        raise UsageError(f"{source} is of class {type(model).__name__}, not {kind.__name__}")
+        raise UsageError(
+            f"{source} is of class {type(model).__name__}, not {kind.__name__}: give another model"
+        )
     if threads is not None:
         torch.set_num_threads(threads)
     on_device(model.net, device, quantize, option="device")

@@ -235,7 +235,8 @@ class MaskedLanguageModel(TextModel):
             ids += part
         inputs = self.tokenizer.build_inputs(ids, self.metadata["max_length"])
         if inputs.truncated:
-            raise UsageError(f"the text has more than {self.metadata['max_length']} tokens")
+            longest = self.metadata["max_length"]
+            raise UsageError(f"the text has more than {longest} tokens: shorten it")
         tokens = torch.tensor([inputs.ids], device=self.device)  # (1, N)
         return tokens, torch.tensor(places, device=self.device)
 

@@ -11,7 +11,7 @@ from pytorch_lightning.callbacks import Callback, ProgressBar
 
 from tasks.base import Task
 
-SECONDS_BETWEEN_LINES = 30.0  # at most, if the output is not a terminal
+SECONDS_BETWEEN_LINES = 30.0  # after which a line is due, if the output is not a terminal
 
 
 def progress_callbacks(wanted: bool | None, max_time: Any) -> list[Callback]:
@@ -81,7 +81,7 @@ class MeanLossRestart(Callback):
 
 
 class ProgressLines(Callback):
-    """A line after each validation, and one at least every 30 s.
+    """A line after each validation, and at the end of the first batch after each 30 s.
 
     The latter is also so within a validation, a test or a prediction.
     """

@@ -66,7 +66,7 @@ def best_validation(rows: Sequence[Mapping[str, str]], task: Task) -> dict[str, 
 
 
 def round_floats(value: Any) -> Any:
-    """Floats in nested primitives with `DIGITS` significant digits; None, not NaN or infinity.
+    """Floats in nested dicts with `DIGITS` significant digits; None, not NaN or infinity.
 
     JSON has neither of them.
     """

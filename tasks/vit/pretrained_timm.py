@@ -111,7 +111,10 @@ class TimmFiles(Pretrained):
             self.class_names, self.titles = imagenet_classes(count)
 
     def find_base(self, settings: Options) -> None:
-        """Sets `base` and `prefix_positions` if the model is known; `UsageError` as in timm."""
+        """Sets `base`, `layout` and, without a config.json, the preprocessing of a known model.
+
+        Raises `UsageError` if timm has the model, but our networks cannot represent it.
+        """
         import timm
 
         name = str(settings.get("architecture", self.name))

@@ -15,6 +15,7 @@ from modules.models.images import ImageNet, architecture_of, build_image_net
 from modules.models.swin import SWIN_PRESETS, SwinConfig
 from modules.models.vit import VIT_PRESETS, ViTConfig
 from tasks.base import Batch, StepOutput
+from tasks.checkpoints.reading import best_checkpoint
 from tasks.checkpoints.weights import fill_config
 from tasks.classification import ClassifierTask
 from tasks.distributed.predicting import predicts_all
@@ -71,7 +72,7 @@ class ViTTask(ImageTask, ClassifierTask):
                 f"{off}, or leave it out"
             )
         self.refused_commands = ("look",) if net.stack.order == "mixer" else ()
-        self.pretrained = None if pretrained is None else str(pretrained)
+        self.pretrained = None if pretrained is None else best_checkpoint(pretrained)
         self.teacher_config = teacher
         self.tta = tta
         self.collected: dict[str, Picture] = {}

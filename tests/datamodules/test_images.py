@@ -11,6 +11,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -320,3 +321,12 @@ def test_grey_is_rounded() -> None:
     pixels = torch.tensor([1, 1, 0], dtype=torch.uint8).view(1, 3, 1, 1)
     grey = PixelRecords(pixels, torch.zeros(1), torch.arange(1)).image(0, 1)
     assert grey.item() == 1
+
+
+def test_colour_after_many_grey_images_counts(tmp_path: Path) -> None:
+    for number in range(40):
+        mode = "L" if number < 30 else "RGB"
+        Image.new(mode, (4, 4)).save(tmp_path / f"{number:02}.png")
+    data = UnlabelledImageData(path=str(tmp_path))
+    data.setup("fit")
+    assert data.metadata()["channels"] == 3

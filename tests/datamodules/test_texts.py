@@ -229,3 +229,16 @@ def test_imdb_is_whole(real_data: Path) -> None:
     corpus.labelled = False
     train, val = corpus.corpus("train"), corpus.corpus("val")
     assert len(train) == 72_500 and val.equals(source.split("val").column)
+
+
+class SameLengths(list[int]):
+    """A dataset of 400 texts."""
+
+    padded_lengths = torch.full((400,), 8)
+
+
+def test_without_buckets_each_epoch_has_other_batches() -> None:
+    data = ReviewData(loading=TextLoading(buckets=False))
+    sampler = data.train_sampler(SameLengths(range(400)))
+    first, second = ({frozenset(batch) for batch in sampler.batches(epoch)} for epoch in (0, 1))
+    assert len(first & second) < 3

@@ -18,9 +18,10 @@ from modules.norm import NORMS
 from modules.windows import RELATIVE_BIASES, TableBias
 from tasks.profiling.command import ProfileOptions, variants_without_formula, why_not_measured
 from tasks.profiling.counting import on_meta
-from tasks.profiling.networks import NETWORKS
+from tasks.profiling.formulas import crossover
+from tasks.profiling.networks import DEFAULTS, NETWORKS
 from tasks.profiling.report import Profile, crossover_sentence
-from tasks.profiling.timing import Point
+from tasks.profiling.timing import Point, fit
 from tests.helpers.command import Console, Patch
 
 
@@ -173,3 +174,24 @@ def test_own_variants_that_cannot_be_the_reason_are_not_named(
     monkeypatch.setitem(RELATIVE_BIASES, "own_table", OwnTable)
     config = replace(SWIN_PRESETS["swin_tiny"], relative_bias="own_table")
     assert variants_without_formula(config) == ['relative_bias "own_table"']
+
+
+@pytest.mark.parametrize(("task", "name"), [("lm", "gpt2"), ("bert", "base")])
+def test_attention_has_most_flop_from_six_widths_on(task: str, name: str) -> None:
+    network = NETWORKS[task]
+    vocabulary, length = DEFAULTS[task]
+    parts, symbols = network.parts(network.fill(network.presets[name], vocabulary, length), length)
+    assert crossover(parts, symbols) == 6 * 768  # 2 T d^2 (4 + 8) = 4 T^2 d, Kaplan 2020
+
+
+def test_six_nd_and_the_memory_of_moments() -> None:
+    found = Profile("", [], {"T": 16}, {"head": 10}, (0, 0), {}, None, "cpu")
+    assert found.six_nd == 6 * 10 * 16
+    assert found.memory()["moments of AdamW"] == {"float32": 80, "bfloat16": 40}
+
+
+def test_fitted_factors_are_not_negative() -> None:
+    config = NETWORKS["lm"].presets["gpt2"]
+    points = [Point("length", n, config, 2, n, n, 0, (0, 0)) for n in (16, 64, 256, 1024)]
+    found = fit(points, [0.02, 0.01, 0.012, 0.03])
+    assert found is not None and (found.factors >= 0).all() and found.factors.any()

@@ -205,7 +205,7 @@ class ClassFolders(LabelledSource[S]):
             paths += files
             labels += [label] * len(files)
         if not paths:
-            raise UsageError(f"{folder} holds no {self.noun}.")
+            raise UsageError(f"{folder} holds no {self.noun}: add some, or remove the folder.")
         return paths, torch.tensor(labels, dtype=torch.int64)
 
     def _unknown_class(self, folder: Path, name: str) -> str:

@@ -20,6 +20,7 @@ from datamodules.pixels import PixelData
 from tasks.igpt.architectures import PixelModel, load_model
 from tasks.igpt.pictures import SHOWN, UNKNOWN, completion_grid, sample_grid
 from tasks.igpt.probe import layer_features
+from tasks.igpt.task import IGPTTask
 from tests.helpers.command import Console, run
 from tests.helpers.results import checkpoint, summary
 from tests.helpers.tiny import FEW_STEPS, TINY, picture, write_images
@@ -282,6 +283,14 @@ def test_pretrained_brings_palette_and_size(
     Path("other.json").write_text('{"clusters": [[0, 0, 0], [1, 1, 1]]}')
     refused = "leave --data.palette out"
     console.refused(f"{line} --data.palette other.json", "2 colours", refused, task="igpt")
+
+
+def test_a_run_folder_is_taken_in_python(trained: Path) -> None:
+    ours = tessera.load(trained, kind=tessera.ImageGenerator)
+    task = IGPTTask(ours.net.config, pretrained=str(trained))
+    net = task.build(ours.metadata)
+    expected = torch.load(trained / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(net.embed.weight, expected["net.embed.weight"])
 
 
 def test_a_folder_with_too_few_clusters_is_refused(exported: Path, console: Console) -> None:

@@ -249,3 +249,20 @@ def test_larger_batches_of_validations_are_estimated(monkeypatch: Patch) -> None
     estimate.seconds_per_batch = 3.0
     # A validation batch has 4 times the samples, of a third of the time each.
     assert estimate.seconds_left(trainer, task) == 10 * 3 + 2 * 4 * 3 / 3
+
+
+def test_validations_that_are_left_are_estimated_by_their_mean(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(progress, "Task", SimpleNamespace)
+    estimate = TimeEstimate()
+    estimate.seconds_per_batch = 1.0
+    estimate.validations = 2
+    estimate.validation_seconds = 6.0
+    task: Any = SimpleNamespace(total_steps=lambda: 100)
+    trainer: Any = SimpleNamespace(
+        global_step=0,
+        accumulate_grad_batches=1,
+        num_training_batches=10,
+        val_check_batch=10,
+        check_val_every_n_epoch=2,
+    )
+    assert estimate.seconds_left(trainer, task) == 100 + 5 * 3  # after every second epoch
