@@ -130,8 +130,8 @@ class ConvStem(nn.Module):
 class CCTStem(nn.Module):
     """3 x 3 convolutions, each with ReLU and a 3 x 3 max pool of stride 2 (Hassani 2021).
 
-    There are log2(`patch`) of them without biases, with 64 channels, and E after the last. `patch`,
-    the stride of the whole stem in pixels, is a power of two.
+    There are log2(`patch`), without biases; all have 64 channels but the last, which has E.
+    `patch`, the stride of the whole stem in pixels, is a power of two.
     """
 
     def __init__(self, channels: int, width: int, patch: int) -> None:

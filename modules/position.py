@@ -187,8 +187,8 @@ class Rotary(Position):
     Images row by row.
 
     Args:
-        base: Base of the frequencies base^(-2i A / R), for i from 0 to R / (2 A) - 1: R channels of
-            a head are rotated, R / A of them by each of A axes; None: `default_base`.
+        base: Base of the frequencies base^(-2i / S), for i from 0 to S / 2 - 1: S = R / `axes` of
+            the R channels of a head that are rotated belong to one axis; None: `default_base`.
         fraction: Part of each head's channels that is rotated, above 0 up to 1.
         scaling: Lower frequencies, for longer sequences; None: as they are.
 

@@ -319,7 +319,8 @@ def check_variants(stack: StackConfig, name: str = "stack", any_length: bool = T
         check_choice(f"{name}.{option}", getattr(stack, option), family)
     require(
         stack.order != "mixer" or not any_length,
-        f'{name}.order "mixer" takes a fixed number of tokens, as an image has; choose another.',
+        f'{name}.order "mixer" takes a fixed number of tokens, as of an image; '
+        "choose another order.",
     )
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 from torch import nn
 
 from datamodules.sources import SOURCES
+from datamodules.translation import TranslationData
 from modules.attention import ATTENTIONS
 from modules.models.bert import BertClassifier, BertMaskedLM
 from modules.models.gpt import Decoder
@@ -146,7 +147,9 @@ def test_all_metrics_are_explained() -> None:
             names += metric_names(kind(problem_type=problem), problem_type=problem, **targets)
     names += metric_names(LMTask())
     names += metric_names(MaskedLMTask(), next_sentence=True)
-    names += metric_names(Seq2SeqTask(), languages=("en", "de"))
+    data = TranslationData()  # the embedded dates
+    data.setup("fit")
+    names += metric_names(Seq2SeqTask(), **data.metadata())
     assert set(names) - explained == set()
 
 

@@ -198,7 +198,7 @@ class DocumentSource(Source):
             self.warn_untested()
             return self.split("val")
         if not self.has("train"):
-            raise UsageError(f"{self.origin} has no training split: add files of one.")
+            raise UsageError(f"{self.origin} has no training split: add files for training.")
         statistics = self.statistics("train")
         cut = int(statistics.characters * (1 - self.options.val_fraction))
         documents = Documents(partial(self.read, "train"), statistics)

@@ -170,7 +170,7 @@ class LabelledSource(Source, Generic[S]):
             return self.whole_split("val")
         train = found if split == "train" else self.records("train")
         if train is None:
-            raise UsageError(f"{self.origin} has no training split: add files of one.")
+            raise UsageError(f"{self.origin} has no training split: add files for training.")
         options = self.options
         first, second = stratified_split(strata(train), options.val_fraction, options.split_seed)
         if len(second) == 0:

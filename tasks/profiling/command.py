@@ -52,7 +52,8 @@ class ProfileOptions:
             ones. `--model.net.*` of `fit` replace their options.
         ckpt_path: Checkpoint that `fit` wrote, or its run folder; only its sizes are used.
         lengths: Tokens of a sample, or for vit and mae the side of an image in pixels, with commas
-            between them; null: the context, and a half, a quarter and an eighth of it.
+            between them; null: `data.max_length` of a config or checkpoint, else the context, and
+            a half, a quarter and an eighth of it.
         widths: Widths d to measure; heads keep their size. null: that of the network.
         depths: Numbers of blocks. null: that of the network.
         batch_sizes: Samples of a batch. null: 1.
@@ -256,8 +257,9 @@ def preset(network: Network, name: str) -> Any:
 def default_lengths(task: str, config: Any, length: int | None) -> list[int]:
     """`length`, else the context of a network, and a half, a quarter and an eighth of it."""
     longest = NETWORKS[task].length(config) or DEFAULTS[task][1]
-    with suppress(ValueError):  # texts of the data that are longer than the context
+    with suppress(ValueError):  # the network takes no texts of this length
         check_length(config, length or longest)
+        NETWORKS[task].fill(config, DEFAULTS.get(task, (0, 0))[0], length or longest)
         longest = length or longest
     step = getattr(config, "patch_size", 1)
     found = []

@@ -147,7 +147,7 @@ class Seq2SeqTask(TextTask):
     def make_metrics(self) -> dict[str, Metric]:
         """Accuracy of next tokens; BLEU, chrF and exact matches of translations.
 
-        Those of a tokenizer that lowercases are compared with lowercased references.
+        If the target's tokenizer lowercases, texts are compared in lowercase.
         """
         scores = TranslationScores(self.language, self.tokenizer.target.lowercases)
         return {"acc": MeanOf("acc"), "scores": scores}

@@ -81,9 +81,9 @@ class MeanLossRestart(Callback):
 
 
 class ProgressLines(Callback):
-    """A line after each validation, and at the end of the first batch after each 30 s.
+    """A line after each validation, and after a batch if the last line was 30 s ago or more.
 
-    The latter is also so within a validation, a test or a prediction.
+    The latter also within validations, tests and predictions.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Tiny models whose weights are away from their start values, and one way to run each of them."""
+"""Tiny models whose weights are away from their initial values, and one way to run each of them."""
 
 from collections.abc import Iterable
 from dataclasses import fields, replace
@@ -77,7 +77,7 @@ def close(ours: Any, expected: Any, atol: float = 2e-5, rtol: float = 1e-5) -> N
 
 
 def shaken(net: Any) -> Any:
-    """Moves every weight away from its start value, so that zeros and ones hide nothing."""
+    """Moves every weight away from its initial value, so that zeros and ones hide nothing."""
     with torch.no_grad():
         for parameter in net.parameters():
             parameter += 0.1 * torch.randn_like(parameter)

@@ -256,7 +256,7 @@ def test_a_table_stays_shared_when_weights_are_assigned() -> None:
 
 
 @torch.no_grad()
-def test_start_values_of_tables() -> None:
+def test_initial_values_of_tables() -> None:
     sizes = {"source_vocabulary": 2000, "target_vocabulary": 2000, "max_length": 50}
     preset = replace(SEQ2SEQ_PRESETS["tiny"], **sizes)
     tokens = torch.arange(2000)[None]

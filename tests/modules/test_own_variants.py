@@ -52,7 +52,7 @@ def test_scores_of_your_own_learn(kind: str, monkeypatch: Patch) -> None:
     torch.testing.assert_close(slope, weight.grad.norm(), rtol=1e-3, atol=0)
 
 
-def test_start_values_of_your_own(monkeypatch: Patch) -> None:
+def test_initial_values_of_your_own(monkeypatch: Patch) -> None:
     def constant(weight: Tensor, residual_scale: float) -> None:
         weight.fill_(residual_scale)
 

@@ -280,7 +280,7 @@ def test_a_learned_table_is_resized_to_another_grid() -> None:
     assert (line.diff(dim=0) >= 0).all()
 
 
-# Sizes, roles, start values, dropout -------------------------------------------------------------
+# Sizes, roles, initial values, dropout -----------------------------------------------------------
 
 
 def test_roles_and_depths_of_a_vit() -> None:

@@ -194,7 +194,7 @@ def test_squared_relu() -> None:
         ("zero_residual", 1 / 16, 0.0, None),
     ],
 )
-def test_start_values(name: Any, up: float, down: float, largest: float | None) -> None:
+def test_initial_values(name: Any, up: float, down: float, largest: float | None) -> None:
     part = Stack(StackConfig(256, 8, 4, init=name)).blocks[0].feedforward
     assert part.up.weight.std().item() == pytest.approx(up, rel=0.03)
     assert part.down.weight.std().item() == pytest.approx(down, rel=0.03)

@@ -170,5 +170,7 @@ def test_equal_logits() -> None:
     logits = torch.ones(2, 4)
     logits[1, 1:3] = 2
     target = torch.tensor([[1], [2]])
-    assert is_largest(logits.bfloat16(), target).tolist() == [False, False]  # the first counts
+    assert is_largest(logits.bfloat16(), target).tolist() == [False, False]
+    first = torch.tensor([[0], [1]])
+    assert is_largest(logits.bfloat16(), first).tolist() == [True, True]
     assert is_largest(logits, target).tolist() == [False, True]
