@@ -211,12 +211,12 @@ def chosen_config(task: str, options: ProfileOptions) -> tuple[str, Any, int | N
         return title, from_dict(kind, net, "model.net."), length
 
 
-def assumed_sizes(task: str, config: Any, options: ProfileOptions, length: Any) -> list[str]:
+def assumed_sizes(task: str, net: Any, options: ProfileOptions, length: int | None) -> list[str]:
     """Symbols of sizes that data decide and that no option, config or checkpoint gives."""
     if options.ckpt_path is not None:
         return []
     names = {"K": "num_classes", "C": "channels"}
-    found = [key for key, name in names.items() if getattr(config, name, 0) is None]
+    found = [key for key, name in names.items() if getattr(net, name, 0) is None]
     if task not in IMAGE_TASKS:
         found += ["V", "U"] * (options.vocabulary is None)
         found += ["T"] * (options.lengths is None and length is None)

@@ -91,6 +91,7 @@ class TranslationScores(Metric):
         return {name: torch.tensor(score) for name, score in scores.items()}
 
     def words(self, text: str) -> list[str]:
+        """What exact matches compare of a text."""
         return (text.lower() if self.lowercase else text).split()
 
     @property
